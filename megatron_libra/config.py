@@ -1,0 +1,134 @@
+"""What a user chooses (LibraConfig) and the attention layer it is chosen for (AttentionShape).
+
+In: plain values. Out: two frozen dataclasses, checked once, here. Everything inside trusts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["AttentionShape", "LibraConfig"]
+
+Layout = Literal["zigzag", "contiguous"]
+KVFetch = Literal["prefix", "group"]
+VRSPScope = Literal["auto", "microbatch", "step"]
+BackwardKV = Literal["save", "refetch"]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive integer, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _require_positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} ({value!r}) must be an integer of at least 1; try {name}=1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Heads of one attention layer as one worker sees them (with tensor parallelism: its own heads)."""
+
+    query_heads: int
+    """h_q, number of query heads."""
+    kv_heads: int
+    """h_kv, number of key/value heads; divides query_heads."""
+    head_dim: int
+    """d, elements of one head, the same for queries, keys and values."""
+    bytes_per_element: int = 2
+    """Bytes of one element of Q, K, V and O (2 for bf16); used to count traffic."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "query_heads", "kv_heads", "head_dim", "bytes_per_element")
+        if self.query_heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads ({self.kv_heads}) must divide query_heads ({self.query_heads}); "
+                f"try one of {divisors(self.query_heads)}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraConfig:
+    """Every choice of a run; the `--libra-*` flags of the Megatron integration mirror these fields."""
+
+    pool_size: int = 8
+    """P, data-parallel replicas (packed sequences) of one sequence pool; divides the DP size."""
+    block_size: int = 4096
+    """B, the most tokens of one sequence block."""
+    head_split: int = 1
+    """H, head shards; divides the query heads, and divides or is divided by the kv heads."""
+    chunks: int = 4
+    """M, head chunks that the pipeliner overlaps; divides query heads / H."""
+    load_slack: float = 0.03
+    """tau, how far a worker may exceed the mean load (a ratio, 0.03 = 3 %) while the placer saves traffic."""
+    placer: str = "home_first"
+    """Who computes which tile: home_first (default), paper (Algorithm 2), ulysses, home."""
+    kv_fetch: KVFetch = "prefix"
+    """K/V that a worker receives of a sample: its causal prefix (prefix) or all of it (group, the paper)."""
+    layout: Layout = "zigzag"
+    """Which tokens a CP rank holds: pieces c and 2CP-1-c of 2CP (zigzag) or the c-th of CP (contiguous)."""
+    vrsp_scope: VRSPScope = "auto"
+    """What VRSP balances: every pool (microbatch), the sum over a step first (step), or what fits (auto)."""
+    backward_kv: BackwardKV = "save"
+    """What backward computes with: the received Q, K, V of forward (save) or a second transfer (refetch)."""
+    kernel: str = "auto"
+    """Attention kernel: auto, reference, torch_flash."""
+    deterministic: bool = False
+    """Same bits in every run: refuse kernels whose backward sums in a free order."""
+    plan_ahead: int = 2
+    """Plans made in the background before they are needed, in microbatches."""
+    plan_timeout_s: float = 300.0
+    """Seconds after which a missing plan is an error instead of a wait."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "pool_size", "block_size", "head_split", "chunks", "plan_ahead")
+        if not 0 <= self.load_slack < 1:
+            raise ValueError(f"load_slack ({self.load_slack!r}) must be in [0, 1); try 0.03.")
+        if not self.plan_timeout_s > 0:
+            raise ValueError(f"plan_timeout_s ({self.plan_timeout_s!r}) must be above 0; try 300.")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}.")
+
+    def check_shape(self, shape: AttentionShape) -> None:
+        """Raise ValueError unless H and M cut this shape's heads evenly (design: heads)."""
+        width = shape.query_heads // self.head_split
+        if shape.query_heads % self.head_split:
+            raise ValueError(
+                f"head_split ({self.head_split}) must divide query_heads ({shape.query_heads}); "
+                f"try one of {divisors(shape.query_heads)}."
+            )
+        if width % self.chunks:
+            raise ValueError(
+                f"chunks ({self.chunks}) must divide query_heads / head_split ({width}); "
+                f"try one of {divisors(width)}."
+            )
+        _check_nested(shape, self.head_split, "head_split", [d for d in divisors(shape.query_heads)])
+        _check_nested(
+            shape, self.head_split * self.chunks, "head_split * chunks",
+            [d for d in divisors(shape.query_heads) if d % self.head_split == 0],
+        )
+
+
+def _check_nested(shape: AttentionShape, parts: int, name: str, candidates: list[int]) -> None:
+    """A part of the query heads must hold whole kv heads, or lie inside the queries of one."""
+    if shape.kv_heads % parts and parts % shape.kv_heads:
+        valid = [d for d in candidates if shape.kv_heads % d == 0 or d % shape.kv_heads == 0]
+        raise ValueError(
+            f"{name} ({parts}) must divide kv_heads ({shape.kv_heads}) or be a multiple of it; "
+            f"try one of {valid}."
+        )
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "placer": ("home_first", "paper", "ulysses", "home"),
+    "kv_fetch": get_args(KVFetch),
+    "layout": get_args(Layout),
+    "vrsp_scope": get_args(VRSPScope),
+    "backward_kv": get_args(BackwardKV),
+    "kernel": ("auto", "reference", "torch_flash"),
+}
+"""The closed choices by field name."""

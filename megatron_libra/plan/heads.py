@@ -1,0 +1,69 @@
+"""Cut the heads into shards and chunks (section 4.3.1 and 4.4). In: h_q, h_kv, H, M. Out: widths and maps.
+
+Query heads are cut into H shards of M chunks. A query chunk computes with one *piece* of a kv shard:
+K = min(H, h_kv) kv shards of U pieces each. Example, h_q = 8, h_kv = 2, H = 1, M = 4:
+
+    query heads   0 1 | 2 3 | 4 5 | 6 7      four chunks of two heads
+    kv piece        0 |  0  |  1  |  1       U = 2: chunks 0 and 2 bring a new kv head, 1 and 3 reuse it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_libra.config import AttentionShape
+
+__all__ = ["HeadPartition"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPartition:
+    """How one layer's heads are cut; built by `of`, whose arguments LibraConfig.check_shape accepted."""
+
+    query_heads: int
+    kv_heads: int
+    head_split: int
+    chunks: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape, head_split: int, chunks: int) -> HeadPartition:
+        """Partition of a shape into head_split shards of chunks chunks."""
+        return cls(shape.query_heads, shape.kv_heads, head_split, chunks)
+
+    @property
+    def query_heads_per_shard(self) -> int:
+        """h_q / H, query heads of an SH-Tile."""
+        return self.query_heads // self.head_split
+
+    @property
+    def query_heads_per_chunk(self) -> int:
+        """h_q / (H M), query heads of one kernel call."""
+        return self.query_heads_per_shard // self.chunks
+
+    @property
+    def kv_shards(self) -> int:
+        """K, distinct kv head ranges; smaller than H when shards share a kv head."""
+        return min(self.head_split, self.kv_heads)
+
+    @property
+    def kv_heads_per_shard(self) -> int:
+        """Kv heads of a KV group."""
+        return self.kv_heads // self.kv_shards
+
+    @property
+    def kv_pieces(self) -> int:
+        """U, transfers that bring one kv shard; smaller than M when chunks share a kv head."""
+        return min(self.chunks, self.kv_heads_per_shard)
+
+    @property
+    def kv_heads_per_chunk(self) -> int:
+        """Kv heads of one kernel call."""
+        return self.kv_heads_per_shard // self.kv_pieces
+
+    def kv_shard_of(self, head_shard: int) -> int:
+        """The kv shard that a head shard attends to."""
+        return head_shard * self.kv_shards // self.head_split
+
+    def kv_piece_of(self, chunk: int) -> int:
+        """The piece of the kv shard that a chunk attends to."""
+        return chunk * self.kv_pieces // self.chunks

@@ -1,0 +1,106 @@
+"""Cut packed sequences into SH-Tiles (section 4.3.1, Eq. 5 and 6). In: samples, layout, B, H. Out: blocks.
+
+Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding tail is
+in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token order, shard).
+A fragment is the part of a block inside one sample. Example, one sequence of samples 5 and 3, CP = 2
+contiguous, B = 4:
+
+    token      0 1 2 3 | 4 5 6 7
+    sample     0 0 0 0   0 1 1 1        fragments: block 0 = sample 0 [0, 4)
+    block      0 0 0 0   1 1 1 1                   block 1 = sample 0 [4, 5) and sample 1 [0, 3)
+    pairs      1 2 3 4   5 1 2 3        block 0: 10, block 1: 11
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.plan.layout import TokenLayout
+from megatron_libra.plan.sequences import SamplePool
+
+__all__ = ["BlockTable", "causal_pairs", "cut_blocks"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTable:
+    """Blocks of a pool (columns of N) and their fragments (columns of F, block-major)."""
+
+    slot: Int64
+    start: Int64
+    stop: Int64
+    pairs: Int64
+    """(N,) causal query-key pairs of one query head (Eq. 6)."""
+    home: Int64
+    """(N,) the worker that holds the block's tokens."""
+    first_fragment: Int64
+    """(N + 1,) fragments of block b are first_fragment[b] : first_fragment[b + 1]."""
+    fragment_sample: Int64
+    """(F,) row of the sample in SamplePool; consecutive inside a block."""
+    fragment_start: Int64
+    """(F,) first query position, sample-local."""
+    fragment_stop: Int64
+    """(F,) behind the last query position, sample-local."""
+
+    @property
+    def num_blocks(self) -> int:
+        """N."""
+        return len(self.slot)
+
+    @property
+    def num_tokens(self) -> Int64:
+        """(N,) query tokens of each block."""
+        return self.stop - self.start
+
+
+def causal_pairs(start: Int64, stop: Int64) -> Int64:
+    """Pairs of queries [start, stop) with keys [0, query] of one sample: sum of (q + 1), Eq. 6."""
+    return (stop * (stop + 1) - start * (start + 1)) // 2
+
+
+def cut_blocks(samples: SamplePool, layout: TokenLayout, block_size: int) -> BlockTable:
+    """All blocks of a pool, slot-major and in token order."""
+    slot, start, stop, home = _blocks(samples, layout, block_size)
+    length = layout.seq_length
+    block_key, sample_key = slot * length + start, samples.slot * length + samples.start
+    fragment_key = np.union1d(block_key, sample_key)
+    block = np.searchsorted(block_key, fragment_key, side="right") - 1
+    sample = np.searchsorted(sample_key, fragment_key, side="right") - 1
+    fragment_start = fragment_key - sample_key[sample]
+    fragment_stop = np.minimum(
+        stop[block] + slot[block] * length - sample_key[sample], samples.length[sample]
+    )
+    first = np.searchsorted(block, np.arange(len(slot) + 1))
+    pairs = causal_pairs(fragment_start, fragment_stop)
+    return BlockTable(
+        slot=slot,
+        start=start,
+        stop=stop,
+        pairs=np.add.reduceat(pairs, first[:-1]) if len(slot) else pairs,
+        home=home,
+        first_fragment=first.astype(np.int64),
+        fragment_sample=sample.astype(np.int64),
+        fragment_start=fragment_start,
+        fragment_stop=fragment_stop,
+    )
+
+
+def _blocks(
+    samples: SamplePool, layout: TokenLayout, block_size: int
+) -> tuple[Int64, Int64, Int64, Int64]:
+    """Columns slot, start, stop, home of every block."""
+    piece_start = np.arange(layout.num_pieces) * layout.piece_tokens
+    tokens = np.clip(samples.num_tokens[:, None] - piece_start, 0, layout.piece_tokens).ravel()
+    slot = np.repeat(np.arange(samples.num_slots), layout.num_pieces)
+    piece = np.tile(np.arange(layout.num_pieces), samples.num_slots)
+    count = -(-tokens // block_size)
+    row = np.repeat(np.arange(len(tokens)), count)
+    index = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    start = piece_start[piece[row]] + index * block_size
+    stop = np.minimum(start + block_size, piece_start[piece[row]] + tokens[row])
+    home = slot[row] * layout.context_parallel_size + layout.piece_rank[piece[row]]
+    return slot[row].astype(np.int64), start, stop, home.astype(np.int64)
