@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 __all__ = ["SamplePool", "check_lengths", "read_samples"]
 
 Int64 = NDArray[np.int64]
+MAX_TOKENS = 2**31
+"""Positions travel as int32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,11 @@ def check_lengths(lengths: Sequence[int], slot: int) -> Int64:
         raise ValueError(
             f"sequences[{slot}][{at}] ({array[at]}) is negative; "
             "sample lengths must be 0 or more tokens; remove the sample or give its true length."
+        )
+    if array.max() >= MAX_TOKENS:
+        raise ValueError(
+            f"sequences[{slot}] holds {array.max()}; a sample has fewer than {MAX_TOKENS} tokens; "
+            "cut it into shorter samples."
         )
     return array.astype(np.int64)
 

@@ -1,0 +1,20 @@
+"""Whole sequences x CP head shards inside each CP group (Ulysses). In: problem. Out: worker per tile. A baseline.
+
+Needs head_split = CP (plan_pool sees to it): worker slot * CP + h computes shard h of its slot's sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.plan.placers.problem import PlacementProblem
+
+__all__ = ["place"]
+
+
+def place(problem: PlacementProblem) -> NDArray[np.int64]:
+    """(T,) the worker of each tile."""
+    size = problem.heads.head_split
+    shard = np.tile(np.arange(size), problem.blocks.num_blocks)
+    return np.repeat(problem.blocks.slot, size) * size + shard

@@ -1,0 +1,286 @@
+"""Plan one sequence pool: sequences -> blocks -> placement -> rows -> exchange (section 4.3). Out: PoolPlan.
+
+A PoolPlan holds ranges, never per-token indices, so that it can be broadcast; equality is equality of digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, traffic_rows
+from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.layout import TokenLayout, round_up
+from megatron_libra.plan.placers import PLACERS, PlacementProblem
+from megatron_libra.plan.rounds import EntryTable, order_rows
+from megatron_libra.plan.sequences import check_lengths, read_samples
+from megatron_libra.plan.tiles import BlockTable, cut_blocks
+from megatron_libra.plan.worker_plan import WorkerPlan, WorkerRoute, cut_rounds
+
+__all__ = ["PoolPlan", "TileTable", "plan_pool"]
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileTable:
+    """SH-Tiles by id: sequence-major, then block in token order, then head shard."""
+
+    slot: Int32
+    head_shard: Int32
+    start: Int32
+    stop: Int32
+    pairs: Int64
+    """Causal query-key pairs of one query head (Eq. 6)."""
+    home: Int32
+    worker: Int32
+
+    @classmethod
+    def of(cls, blocks: BlockTable, head_split: int, worker: Int64) -> TileTable:
+        """Tiles of blocks x head shards with their workers."""
+
+        def narrow(column: Int64) -> Int32:
+            return np.repeat(column, head_split).astype(np.int32)
+
+        return cls(
+            slot=narrow(blocks.slot),
+            head_shard=np.tile(np.arange(head_split, dtype=np.int32), blocks.num_blocks),
+            start=narrow(blocks.start),
+            stop=narrow(blocks.stop),
+            pairs=np.repeat(blocks.pairs, head_split),
+            home=narrow(blocks.home),
+            worker=worker.astype(np.int32),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PoolPlan:
+    """What every worker of one pool sends, receives and computes; the same on every host."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    """Sample lengths of the P packed sequences, by slot."""
+    seq_length: int
+    context_parallel_size: int
+    shape: AttentionShape
+    config: LibraConfig
+    """The effective choices (placer ulysses sets head_split to CP)."""
+    tiles: TileTable
+    query: RouteTable
+    kv: RouteTable
+    entries: EntryTable
+
+    @property
+    def num_workers(self) -> int:
+        """W = P * CP."""
+        return len(self.sequences) * self.context_parallel_size
+
+    @property
+    def heads(self) -> HeadPartition:
+        """How the heads are cut."""
+        return HeadPartition.of(self.shape, self.config.head_split, self.config.chunks)
+
+    @cached_property
+    def loads(self) -> Int64:
+        """(W,) pairs of each worker's tiles."""
+        return self._load_of(self.tiles.worker)
+
+    @cached_property
+    def home_loads(self) -> Int64:
+        """(W,) pairs of each worker if every tile stayed at home."""
+        return self._load_of(self.tiles.home)
+
+    @property
+    def imbalance(self) -> float:
+        """max / mean - 1 of the loads; 0 for an empty pool."""
+        return _imbalance(self.loads)
+
+    @property
+    def home_imbalance(self) -> float:
+        """max / mean - 1 of the home loads."""
+        return _imbalance(self.home_loads)
+
+    @property
+    def max_tile_over_mean(self) -> float:
+        """The heaviest tile over the mean load; well above tau, no placer can balance."""
+        total = int(self.tiles.pairs.sum())
+        return int(self.tiles.pairs.max()) * self.num_workers / total if total else 0.0
+
+    @cached_property
+    def traffic_bytes(self) -> Int64:
+        """(W, W) bytes of one layer's forward, row source, column destination."""
+        element = self.shape.head_dim * self.shape.bytes_per_element
+        queries = traffic_rows(self.query, self.num_workers) * (
+            self.heads.query_heads_per_shard * element
+        )
+        keys = traffic_rows(self.kv, self.num_workers) * (
+            2 * self.heads.kv_heads_per_shard * element
+        )
+        return queries + queries.T + keys
+
+    @cached_property
+    def num_rounds(self) -> Int64:
+        """(W,) varlen calls of each worker, per head chunk."""
+        rounds = np.zeros(self.num_workers, np.int64)
+        np.maximum.at(rounds, self.entries.worker, self.entries.round + 1)
+        return rounds
+
+    @cached_property
+    def peak_resident_kv_bytes(self) -> Int64:
+        """(W,) bytes of the K and V that are resident on each worker, its own included."""
+        rows = np.zeros(self.num_workers, np.int64)
+        np.add.at(rows, self.kv.destination, self.kv.count)
+        element = self.shape.head_dim * self.shape.bytes_per_element
+        return rows * (2 * self.heads.kv_heads_per_shard * element)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of everything that the plan says, as hex."""
+        sha = hashlib.sha256(repr(self._header()).encode())
+        for table in (self.tiles, self.query, self.kv, self.entries):
+            for name in table.__slots__:
+                column: NDArray[np.int64] = getattr(table, name)
+                sha.update(np.ascontiguousarray(column, "<i8").tobytes())
+        return sha.hexdigest()
+
+    def worker_plan(self, worker: int) -> WorkerPlan:
+        """The part of one worker in [0, W)."""
+        if not 0 <= worker < self.num_workers:
+            raise ValueError(
+                f"worker ({worker}) must be in [0, {self.num_workers}); "
+                "it is slot * CP + cp_rank, not the global rank."
+            )
+        return WorkerPlan(
+            worker=worker,
+            num_workers=self.num_workers,
+            num_local_tokens=self.seq_length // self.context_parallel_size,
+            shape=self.shape,
+            heads=self.heads,
+            digest=self.digest,
+            query=WorkerRoute.of(self.query, worker),
+            kv=WorkerRoute.of(self.kv, worker),
+            rounds=cut_rounds(self.entries, worker),
+        )
+
+    def to_bytes(self) -> bytes:
+        """The plan for a broadcast; only for workers of the same job, it is a pickle."""
+        return zlib.compress(pickle.dumps(self), level=1)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> PoolPlan:
+        """The plan that to_bytes wrote."""
+        plan = pickle.loads(zlib.decompress(data))
+        assert isinstance(plan, PoolPlan)
+        return plan
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PoolPlan) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return int(self.digest[:15], 16)
+
+    def _load_of(self, owner: Int32) -> Int64:
+        load = np.zeros(self.num_workers, np.int64)
+        np.add.at(load, owner, self.tiles.pairs)
+        return load
+
+    def _header(self) -> tuple[object, ...]:
+        c = self.config
+        choices = (c.block_size, c.head_split, c.chunks, c.load_slack, c.placer, c.kv_fetch, c.layout)
+        return (self.sequences, self.seq_length, self.context_parallel_size, self.shape, choices)
+
+
+def plan_pool(
+    sequences: Sequence[Sequence[int]],
+    *,
+    context_parallel_size: int,
+    shape: AttentionShape,
+    config: LibraConfig,
+    seq_length: int | None = None,
+) -> PoolPlan:
+    """Plan one pool; a pure function, so that every host gets the same plan.
+
+    Args:
+        sequences: P lists of sample lengths in tokens, by slot.
+        context_parallel_size: CP; worker = slot * CP + cp_rank.
+        shape: heads of the attention layer (of one tensor-parallel rank).
+        config: P, B, H, M, tau, placer, kv_fetch and layout are used.
+        seq_length: L; by default the longest sequence, rounded up to what the layout needs.
+
+    Raises:
+        ValueError: a length, L, P, H or M breaks a rule; the message names it.
+    """
+    if len(sequences) != config.pool_size:
+        raise ValueError(
+            f"sequences has {len(sequences)} entries; pool_size ({config.pool_size}) is the number of "
+            f"packed sequences of a pool; try pool_size={max(len(sequences), 1)}."
+        )
+    config = _effective(config, context_parallel_size, shape)
+    layout = _layout(sequences, config, context_parallel_size, seq_length)
+    samples = read_samples(sequences, layout.seq_length)
+    blocks = cut_blocks(samples, layout, config.block_size)
+    problem = PlacementProblem.of(samples, blocks, layout, shape, config)
+    worker = PLACERS[config.placer](problem)
+    compute = order_rows(samples, blocks, problem.heads, worker, config.kv_fetch)
+    return PoolPlan(
+        sequences=samples.lengths,
+        seq_length=layout.seq_length,
+        context_parallel_size=context_parallel_size,
+        shape=shape,
+        config=config,
+        tiles=TileTable.of(blocks, config.head_split, worker),
+        query=query_route(samples, layout, compute.ranges),
+        kv=kv_route(samples, layout, compute.groups),
+        entries=compute.entries,
+    )
+
+
+def _effective(config: LibraConfig, context_parallel_size: int, shape: AttentionShape) -> LibraConfig:
+    """The choices that hold: placer ulysses cuts CP head shards, and at most as many chunks as fit."""
+    if config.placer != "ulysses":
+        config.check_shape(shape)
+        return config
+    if shape.query_heads % context_parallel_size:
+        raise ValueError(
+            f"context_parallel_size ({context_parallel_size}) must divide query_heads "
+            f"({shape.query_heads}) for placer ulysses; try placer home."
+        )
+    config = replace(config, head_split=context_parallel_size)
+    for chunks in range(config.chunks, 0, -1):
+        candidate = replace(config, chunks=chunks)
+        try:
+            candidate.check_shape(shape)
+            return candidate
+        except ValueError:
+            if chunks == 1:
+                raise
+    return config
+
+
+def _layout(
+    sequences: Sequence[Sequence[int]],
+    config: LibraConfig,
+    context_parallel_size: int,
+    seq_length: int | None,
+) -> TokenLayout:
+    if seq_length is None:
+        longest = max(int(check_lengths(row, slot).sum()) for slot, row in enumerate(sequences))
+        pieces = TokenLayout(config.layout, 2 * context_parallel_size, context_parallel_size).num_pieces
+        seq_length = round_up(max(longest, 1), pieces)
+    return TokenLayout(config.layout, seq_length, context_parallel_size)
+
+
+def _imbalance(loads: Int64) -> float:
+    total = int(loads.sum())
+    return int(loads.max()) * len(loads) / total - 1 if total else 0.0

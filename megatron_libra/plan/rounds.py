@@ -1,0 +1,163 @@
+"""Order each worker's rows and cut them into varlen calls. In: blocks, tile workers. Out: ComputePlan.
+
+A worker computes its tiles with an unmodified varlen FlashAttention. Adjacent fragments of one sample and head
+shard merge into one query range [a, e); it attends to keys [0, e), which bottom-right aligned causal masking
+gives exactly. Keys of a (sample, kv shard) are resident once: a KV group. A call (round) uses a group at most
+once, so the k-th range of a group runs in round k, the last range first. Groups with more ranges come first
+among the resident rows, so a later round needs only a prefix of them. Keys behind e become the keys of an entry
+with zero queries (a filler). Example, one sample of 8 tokens, B = 2, a worker with blocks [2, 4) and [6, 8):
+
+    resident rows   0 1 2 3 4 5 6 7
+    round 0         queries 6 7 on keys 0..7                  cu_queries 0 2     cu_keys 0 8
+    round 1         queries 2 3 on keys 0..3, then a filler   cu_queries 0 2 2   cu_keys 0 4 8
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.sequences import SamplePool
+from megatron_libra.plan.tiles import BlockTable
+
+__all__ = ["ComputePlan", "EntryTable", "GroupTable", "RangeTable", "order_rows"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RangeTable:
+    """Merged query ranges in kernel order: (worker, round, resident order of the group)."""
+
+    worker: Int64
+    head_shard: Int64
+    sample: Int64
+    start: Int64
+    stop: Int64
+    """Sample-local query positions [start, stop)."""
+    row: Int64
+    """First row in the worker's query buffer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupTable:
+    """KV groups in resident order of each worker: (worker, most uses first, kv shard, sample)."""
+
+    worker: Int64
+    kv_shard: Int64
+    sample: Int64
+    num_keys: Int64
+    """Resident keys [0, num_keys) of the sample."""
+    row: Int64
+    """First row in the worker's resident buffer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryTable:
+    """Entries of the varlen calls: (worker, round, order inside the call)."""
+
+    worker: Int64
+    round: Int64
+    num_queries: Int64
+    num_keys: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputePlan:
+    """What every worker computes, in which order."""
+
+    ranges: RangeTable
+    groups: GroupTable
+    entries: EntryTable
+
+
+def order_rows(
+    samples: SamplePool,
+    blocks: BlockTable,
+    heads: HeadPartition,
+    tile_worker: Int64,
+    kv_fetch: str,
+) -> ComputePlan:
+    """Ranges, groups and entries of all workers, given the worker of every tile."""
+    worker, shard, sample, start, stop = _merge_fragments(blocks, heads, tile_worker)
+    kv_shard = shard * heads.kv_shards // heads.head_split
+    group_key = (worker * heads.kv_shards + kv_shard) * max(len(samples.length), 1) + sample
+    order = np.lexsort((-stop, group_key))
+    worker, shard, sample, start, stop, kv_shard, group_key = (
+        column[order] for column in (worker, shard, sample, start, stop, kv_shard, group_key)
+    )
+    first = np.flatnonzero(np.diff(group_key, prepend=-1))
+    uses = np.diff(first, append=len(group_key))
+    round_ = np.arange(len(group_key)) - np.repeat(first, uses)
+    num_keys = samples.length[sample[first]] if kv_fetch == "group" else stop[first]
+
+    resident = np.lexsort((sample[first], kv_shard[first], -uses, worker[first]))
+    groups = GroupTable(
+        worker=worker[first][resident],
+        kv_shard=kv_shard[first][resident],
+        sample=sample[first][resident],
+        num_keys=num_keys[resident],
+        row=_starts_within(worker[first][resident], num_keys[resident]),
+    )
+    position = np.empty(len(resident), np.int64)
+    position[resident] = np.arange(len(resident))
+    kernel = np.lexsort((np.repeat(position, uses), round_, worker))
+    ranges = RangeTable(
+        worker=worker[kernel],
+        head_shard=shard[kernel],
+        sample=sample[kernel],
+        start=start[kernel],
+        stop=stop[kernel],
+        row=_starts_within(worker[kernel], (stop - start)[kernel]),
+    )
+    return ComputePlan(ranges, groups, _entries(ranges, round_[kernel], np.repeat(num_keys, uses)[kernel]))
+
+
+def _merge_fragments(
+    blocks: BlockTable, heads: HeadPartition, tile_worker: Int64
+) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Columns worker, head shard, sample, start, stop of the merged query ranges."""
+    num_fragments = len(blocks.fragment_sample)
+    block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
+    shard = np.repeat(np.arange(heads.head_split), num_fragments)
+    fragment = np.tile(np.arange(num_fragments), heads.head_split)
+    worker = tile_worker[np.tile(block, heads.head_split) * heads.head_split + shard]
+    order = np.argsort(worker, kind="stable")
+    worker, shard, fragment = worker[order], shard[order], fragment[order]
+    sample = blocks.fragment_sample[fragment]
+    start, stop = blocks.fragment_start[fragment], blocks.fragment_stop[fragment]
+    joins = np.zeros(len(worker), np.bool_)
+    joins[1:] = (
+        (worker[1:] == worker[:-1])
+        & (shard[1:] == shard[:-1])
+        & (sample[1:] == sample[:-1])
+        & (start[1:] == stop[:-1])
+    )
+    first = np.flatnonzero(~joins)
+    last = np.append(first[1:], len(worker)) - 1 if len(first) else first
+    return worker[first], shard[first], sample[first], start[first], stop[last]
+
+
+def _starts_within(owner: Int64, count: Int64) -> Int64:
+    """Exclusive running sum of count, restarted at each new owner (owners are sorted)."""
+    total = np.cumsum(count) - count
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    return total - np.repeat(total[first], np.diff(first, append=len(owner)))
+
+
+def _entries(ranges: RangeTable, round_: Int64, resident_keys: Int64) -> EntryTable:
+    """One entry a range, then a filler where keys of its group remain."""
+    filler = resident_keys > ranges.stop
+    row = np.repeat(np.arange(len(filler)), 1 + filler)
+    is_filler = np.zeros(len(row), np.bool_)
+    is_filler[1:] = row[1:] == row[:-1]
+    queries = ranges.stop - ranges.start
+    return EntryTable(
+        worker=ranges.worker[row],
+        round=round_[row],
+        num_queries=np.where(is_filler, 0, queries[row]),
+        num_keys=np.where(is_filler, resident_keys[row] - ranges.stop[row], ranges.stop[row]),
+    )

@@ -1,0 +1,139 @@
+"""Variance-Reduced Sequence Placement (section 4.2, Algorithm 1). In: a window's packed sequences. Out: their order.
+
+Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step` goes beyond
+the paper: without pipeline stages, pools of one worker group only meet at the gradient sync, so the sum over a
+group's pools is balanced first (Algorithm 1 with P * GA members), then its pools (Algorithm 1 with P members).
+Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets 5 and 4.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from megatron_libra.plan.sequences import check_lengths
+
+__all__ = ["WindowOrder", "attention_work", "exact_cardinality_lpt", "order_window"]
+
+Scope = Literal["auto", "microbatch", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOrder:
+    """The order of one optimizer step's GBS packed sequences."""
+
+    order: tuple[int, ...]
+    """Indices into the window, GA-major: order[ga * DP + dp_rank]."""
+    pools: tuple[tuple[int, ...], ...]
+    """The same by pool, GA-major then pool-minor; P indices each, by slot."""
+    imbalance: float
+    """max / mean - 1 of the work over all pools."""
+    step_imbalance: float
+    """max / mean - 1 of the work that a worker group does over all GA indices."""
+    scope: str
+    """microbatch or step: what was balanced."""
+
+
+def attention_work(lengths: Sequence[int]) -> int:
+    """F of a packed sequence: the sum of its squared sample lengths (Eq. 4)."""
+    return sum(length * length for length in lengths)
+
+
+def exact_cardinality_lpt(work: Sequence[int], num_bins: int) -> list[list[int]]:
+    """Spread items over bins of equal count: heaviest first, to the least loaded bin that is not full.
+
+    Returns:
+        num_bins lists of len(work) / num_bins item indices, in the order of their placement. Ties: item
+        index, bin index. (Algorithm 1, lines 3 to 13.)
+    """
+    size = len(work) // num_bins
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    heap = [(0, index) for index in range(num_bins)]
+    for item in sorted(range(len(work)), key=lambda i: (-work[i], i)):
+        load, index = heapq.heappop(heap)
+        bins[index].append(item)
+        if len(bins[index]) < size:
+            heapq.heappush(heap, (load + work[item], index))
+    return bins
+
+
+def order_window(
+    sequences: Sequence[Sequence[int]],
+    *,
+    pool_size: int,
+    data_parallel_size: int,
+    scope: str = "microbatch",
+    pipeline_parallel_size: int = 1,
+) -> WindowOrder:
+    """Order one optimizer step's packed sequences so that pools weigh the same.
+
+    Args:
+        sequences: GBS lists of sample lengths in tokens, in sampler order.
+        pool_size: P, divides data_parallel_size.
+        data_parallel_size: DP, divides GBS; GA = GBS / DP.
+        scope: microbatch, step, or auto (step when no pipeline couples microbatches and GA > 1).
+        pipeline_parallel_size: PP, only used by scope auto.
+
+    Returns:
+        A permutation of the window: no sequence is lost, split or repeated.
+
+    Raises:
+        ValueError: P does not divide DP, DP does not divide GBS, an unknown scope or a bad length.
+    """
+    _check(len(sequences), pool_size, data_parallel_size, scope)
+    for index, lengths in enumerate(sequences):
+        check_lengths(lengths, index)
+    work = [attention_work([int(length) for length in lengths]) for lengths in sequences]
+    num_groups = data_parallel_size // pool_size
+    num_steps = len(sequences) // data_parallel_size
+    if scope == "auto":
+        scope = "step" if pipeline_parallel_size == 1 and num_steps > 1 else "microbatch"
+    place = _by_step if scope == "step" else _by_microbatch
+    pools = place(work, num_groups, num_steps)
+    load = np.array([sum(work[i] for i in pool) for pool in pools], np.float64)
+    return WindowOrder(
+        order=tuple(index for pool in pools for index in pool),
+        pools=tuple(tuple(pool) for pool in pools),
+        imbalance=_imbalance(load),
+        step_imbalance=_imbalance(load.reshape(num_steps, num_groups).sum(axis=0)),
+        scope=scope,
+    )
+
+
+def _by_microbatch(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
+    return exact_cardinality_lpt(work, num_groups * num_steps)
+
+
+def _by_step(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
+    pools: list[list[int]] = [[] for _ in range(num_groups * num_steps)]
+    for group, members in enumerate(exact_cardinality_lpt(work, num_groups)):
+        members.sort()
+        for step, pool in enumerate(exact_cardinality_lpt([work[i] for i in members], num_steps)):
+            pools[step * num_groups + group] = [members[i] for i in pool]
+    return pools
+
+
+def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: str) -> None:
+    if pool_size < 1 or data_parallel_size < 1 or data_parallel_size % pool_size:
+        divisors = [d for d in range(1, max(data_parallel_size, 0) + 1) if data_parallel_size % d == 0]
+        raise ValueError(
+            f"pool_size ({pool_size}) must divide data_parallel_size ({data_parallel_size}); "
+            f"try one of {divisors or [1]}."
+        )
+    if num_sequences == 0 or num_sequences % data_parallel_size:
+        raise ValueError(
+            f"sequences has {num_sequences} entries (GBS); it must be a positive multiple of "
+            f"data_parallel_size ({data_parallel_size}); try "
+            f"{max(1, round(num_sequences / data_parallel_size)) * data_parallel_size}."
+        )
+    if scope not in ("auto", "microbatch", "step"):
+        raise ValueError(f"scope ({scope!r}) must be one of auto, microbatch, step.")
+
+
+def _imbalance(load: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    mean = float(load.mean())
+    return float(load.max()) / mean - 1 if mean else 0.0

@@ -1,0 +1,130 @@
+"""One worker's part of a pool plan. In: the routes and entries of a pool. Out: WorkerPlan.
+
+Both lists of a route contain the local part (peer == worker); it never enters a collective. The i-th range that
+a sends to b is the i-th that b receives from a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.config import AttentionShape
+from megatron_libra.plan.exchange import RouteTable
+from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.rounds import EntryTable
+
+__all__ = ["Round", "WorkerPlan", "WorkerRoute"]
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerRoute:
+    """One worker's side of a route, as ranges."""
+
+    send_peer: Int32
+    send_token: Int32
+    """First local token of a range."""
+    send_count: Int32
+    send_shard: Int32
+    recv_peer: Int32
+    recv_row: Int32
+    """First row of this worker's compute buffer."""
+    recv_count: Int32
+
+    @classmethod
+    def of(cls, route: RouteTable, worker: int) -> WorkerRoute:
+        """Ranges sent and received by a worker: ascending peer, then the destination's row order."""
+        sent = np.flatnonzero(route.source == worker)
+        received = np.flatnonzero(route.destination == worker)
+        sent = sent[np.argsort(route.destination[sent], kind="stable")]
+        received = received[np.argsort(route.source[received], kind="stable")]
+        return cls(
+            send_peer=route.destination[sent],
+            send_token=route.token[sent],
+            send_count=route.count[sent],
+            send_shard=route.shard[sent],
+            recv_peer=route.source[received],
+            recv_row=route.row[received],
+            recv_count=route.count[received],
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the compute buffer."""
+        return int(self.recv_count.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """One varlen call per head chunk; causal, bottom-right aligned; zero-query entries are fillers."""
+
+    query_start: int
+    query_stop: int
+    """Query rows [query_start, query_stop) of the compute buffer."""
+    key_stop: int
+    """Keys are rows [0, key_stop) of the resident buffer."""
+    cu_queries: Int32
+    """(n + 1,) entry boundaries, relative to query_start."""
+    cu_keys: Int32
+    """(n + 1,) entry boundaries from 0 to key_stop."""
+    max_queries: int
+    max_keys: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerPlan:
+    """Everything one worker needs to bind a plan to its tensors."""
+
+    worker: int
+    num_workers: int
+    num_local_tokens: int
+    """L / CP."""
+    shape: AttentionShape
+    heads: HeadPartition
+    digest: str
+    """Digest of the pool plan this is a part of."""
+    query: WorkerRoute
+    kv: WorkerRoute
+    rounds: tuple[Round, ...]
+
+    @property
+    def num_query_rows(self) -> int:
+        """Rows of the compute query buffer."""
+        return self.query.num_rows
+
+    @property
+    def num_kv_rows(self) -> int:
+        """Rows of the resident K and V buffers."""
+        return self.kv.num_rows
+
+
+def cut_rounds(entries: EntryTable, worker: int) -> tuple[Round, ...]:
+    """The varlen calls of a worker."""
+    first, last = np.searchsorted(entries.worker, [worker, worker + 1])
+    rounds: list[Round] = []
+    query_start = 0
+    for number in range(int(entries.round[last - 1]) + 1 if last > first else 0):
+        begin, end = first + np.searchsorted(entries.round[first:last], [number, number + 1])
+        queries, keys = entries.num_queries[begin:end], entries.num_keys[begin:end]
+        cu_queries, cu_keys = _boundaries(queries), _boundaries(keys)
+        rounds.append(
+            Round(
+                query_start=query_start,
+                query_stop=query_start + int(cu_queries[-1]),
+                key_stop=int(cu_keys[-1]),
+                cu_queries=cu_queries,
+                cu_keys=cu_keys,
+                max_queries=int(queries.max()),
+                max_keys=int(keys.max()),
+            )
+        )
+        query_start += int(cu_queries[-1])
+    return tuple(rounds)
+
+
+def _boundaries(counts: NDArray[np.int64]) -> Int32:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
