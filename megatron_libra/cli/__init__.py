@@ -1,0 +1,5 @@
+"""The command line `libra`: plan, order, verify and doctor. The only package that prints."""
+
+from megatron_libra.cli.app import main
+
+__all__ = ["main"]

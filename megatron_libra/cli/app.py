@@ -1,0 +1,130 @@
+"""The command `libra`. In: argv. Out: tables or JSON on stdout.
+
+Exit codes: 0; 1 when verify finds a difference; 2 for bad input, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from megatron_libra import __version__
+from megatron_libra.cli import tables
+from megatron_libra.cli.answers import order_answer, plan_answer
+from megatron_libra.cli.doctor import examine
+from megatron_libra.cli.request import read_pool, read_window
+from megatron_libra.plan.pool_plan import plan_pool
+from megatron_libra.plan.vrsp import order_window
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="libra",
+    help="Attention load balancing for long-context training: plan, order and check on a CPU.",
+    add_completion=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+PoolPath = Annotated[Path, typer.Argument(metavar="POOL.json", help="One sequence pool.")]
+WindowPath = Annotated[
+    Path, typer.Argument(metavar="WINDOW.json", help="The packed sequences of one global batch.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.callback()
+def libra(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Print the version or the help when no command is given."""
+    if version:
+        typer.echo(f"megatron_libra {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+@app.command()
+def plan(pool: PoolPath, as_json: AsJson = False) -> None:
+    """Plan one pool: who computes which tile, and what moves."""
+    request = read_pool(pool)
+    start = time.perf_counter()
+    planned = plan_pool(
+        request.sequences,
+        context_parallel_size=request.context_parallel_size,
+        shape=request.shape,
+        config=request.config,
+        seq_length=request.seq_length,
+    )
+    plan_ms = (time.perf_counter() - start) * 1000
+    if as_json:
+        _print_json(plan_answer(planned, plan_ms))
+    else:
+        tables.show_plan(planned, plan_ms)
+
+
+@app.command()
+def order(window: WindowPath, as_json: AsJson = False) -> None:
+    """Order one global batch so that its pools weigh the same."""
+    request = read_window(window)
+    ordered = order_window(
+        request.sequences,
+        pool_size=request.pool_size,
+        data_parallel_size=request.data_parallel_size,
+        scope=request.scope,
+        pipeline_parallel_size=request.pipeline_parallel_size,
+    )
+    if as_json:
+        _print_json(order_answer(ordered))
+    else:
+        tables.show_order(request, ordered)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show versions, and which kernels and transports this machine can use."""
+    report = examine()
+    if as_json:
+        _print_json(report)
+    else:
+        tables.show_doctor(report)
+
+
+def _print_json(answer: dict[str, Any]) -> None:
+    typer.echo(json.dumps(answer, allow_nan=False))
+
+
+def main() -> None:
+    """Run the command line; every fault of the input is one line on stderr and exit code 2."""
+    try:
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+    except ValueError as error:
+        code = _complain(str(error))
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough; nothing may be flushed at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:
+        # The usage errors of Typer, whose classes moved between its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        code = _complain(f"{error.format_message()} Try: libra --help.")
+    sys.exit(code)
+
+
+def _complain(message: str) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return 2

@@ -1,0 +1,213 @@
+"""Read JSON and name every fault. In: a path. Out: JsonObject, whose getters check types.
+
+Strict on purpose: NaN, Infinity, a key given twice and integers beyond any tensor size are refused
+here; Python's reader lets them through, and they would fail much later with a puzzling message.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["MAX_INTEGER", "JsonObject", "read_json", "short"]
+
+MAX_FILE_BYTES = 256 * 2**20
+MAX_INTEGER = 2**31 - 1
+"""Row numbers and token counts are int32 on the device."""
+
+
+def short(value: object, limit: int = 60) -> str:
+    """A value for an error message: as JSON writes it, on one line, cut at limit characters."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        ValueError: the file cannot be read or is not strict JSON; the message says what and where.
+    """
+    try:
+        return json.loads(
+            _read_text(path),
+            parse_constant=_refuse_constant,
+            parse_int=_parse_integer,
+            parse_float=_parse_number,
+            object_pairs_hook=_unique_keys,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; "
+            "check it with: python3 -m json.tool FILE."
+        ) from None
+    except RecursionError:
+        raise ValueError(
+            f"{path} nests too deeply; lists of lists of integers are enough."
+        ) from None
+    except _ValueFault as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+class _ValueFault(Exception):
+    """A value that Python's JSON reader accepts and this one does not."""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; give the path of a JSON file.") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a directory; give the path of a JSON file in it.") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); check the path and its permissions."
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(
+            f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; give one pool or one window."
+        )
+    if not data.strip():
+        raise ValueError(
+            f"{path} is empty; give a JSON object such as "
+            '{"sequences": [[1200, 3000], [4200]], ...}.'
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); "
+            "save it as UTF-8 text."
+        ) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _ValueFault(f"{name} is not a JSON number; give a finite one.")
+
+
+def _parse_integer(text: str) -> int:
+    if len(text) > 20:
+        raise _ValueFault(
+            f"{text[:12]}... has {len(text)} digits; integers go up to {MAX_INTEGER}."
+        )
+    return int(text)
+
+
+def _parse_number(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise _ValueFault(f"{text[:20]} is too large for a number; give a finite one.")
+    return number
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise _ValueFault(f"key {short(twice)} is given twice; keep one of them.")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A JSON object whose getters raise ValueError with the value, the rule and a way out."""
+
+    where: str
+    """Path of the object for messages: "" at the top, "attention." inside it."""
+    values: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, value: Any, where: str, known: Collection[str], required: Collection[str]
+    ) -> JsonObject:
+        """The value as an object with known keys only and all required ones."""
+        name = where.rstrip(".") or "the file"
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"{name} holds {short(value)}; it must be a JSON object with the keys "
+                f"{', '.join(known)}."
+            )
+        for key in value:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}."
+                raise ValueError(f"{where}{short(key)[1:-1]} is not a known key; {hint}")
+        for key in required:
+            if key not in value:
+                raise ValueError(
+                    f"{where}{key} is missing; add it ({name} needs {', '.join(required)})."
+                )
+        return cls(where, value)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is given."""
+        return key in self.values
+
+    def integer(self, key: str, default: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """An integer from 1 to maximum; default stands in for a missing key and is the way out."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not 1 <= value <= maximum:
+            whole = isinstance(value, float) and value.is_integer() and 1 <= value <= maximum
+            raise ValueError(
+                f"{self.where}{key} ({short(value)}) must be an integer from 1 to {maximum}; "
+                f"try {int(value) if whole else default}."
+            )
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number; the range is checked by whoever uses it."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self.where}{key} ({short(value)}) must be a number; try {default}.")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{self.where}{key} ({short(value)}) must be true or false; try {short(default)}."
+            )
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A string; the choices are checked by whoever uses it."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise ValueError(
+                f"{self.where}{key} ({short(value)}) must be a string; try {short(default)}."
+            )
+        return value
+
+    def lengths(self, key: str) -> tuple[tuple[int, ...], ...]:
+        """Lists of sample lengths, at least one list."""
+        value = self.values[key]
+        if not isinstance(value, list) or not value:
+            raise ValueError(
+                f"{self.where}{key} ({short(value)}) must be a non-empty list of lists of lengths; "
+                "try [[1200, 3000], [4200]]."
+            )
+        return tuple(
+            self._one_sequence(f"{self.where}{key}[{i}]", item) for i, item in enumerate(value)
+        )
+
+    @staticmethod
+    def _one_sequence(name: str, value: object) -> tuple[int, ...]:
+        if not isinstance(value, list):
+            raise ValueError(
+                f"{name} ({short(value)}) must be a list of sample lengths; try [1200, 3000]."
+            )
+        for i, length in enumerate(value):
+            if type(length) is not int or not 0 <= length <= MAX_INTEGER:
+                raise ValueError(
+                    f"{name}[{i}] ({short(length)}) must be a number of tokens, an integer from 0 "
+                    f"to {MAX_INTEGER}; give the sample's length or remove it."
+                )
+        return tuple(value)
