@@ -30,7 +30,9 @@ def _require_positive(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Heads of one attention layer as one worker sees them (with tensor parallelism: its own heads)."""
+    """Heads of one attention layer as one worker sees them (with tensor parallelism: its own
+    heads).
+    """
 
     query_heads: int
     """h_q, number of query heads."""
@@ -52,7 +54,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraConfig:
-    """Every choice of a run; the `--libra-*` flags of the Megatron integration mirror these fields."""
+    """Every choice of a run; the integration's `--libra-*` flags mirror the fields."""
 
     pool_size: int = 8
     """P, data-parallel replicas (packed sequences) of one sequence pool; divides the DP size."""
@@ -63,17 +65,17 @@ class LibraConfig:
     chunks: int = 4
     """M, head chunks that the pipeliner overlaps; divides query heads / H."""
     load_slack: float = 0.03
-    """tau, how far a worker may exceed the mean load (a ratio, 0.03 = 3 %) while the placer saves traffic."""
+    """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
     placer: str = "home_first"
     """Who computes which tile: home_first (default), paper (Algorithm 2), ulysses, home."""
     kv_fetch: KVFetch = "prefix"
-    """K/V that a worker receives of a sample: its causal prefix (prefix) or all of it (group, the paper)."""
+    """Keys that a worker receives of a sample: the causal prefix, or the whole group (the paper)."""
     layout: Layout = "zigzag"
-    """Which tokens a CP rank holds: pieces c and 2CP-1-c of 2CP (zigzag) or the c-th of CP (contiguous)."""
+    """Tokens of CP rank c: pieces c and 2CP-1-c of 2CP (zigzag), or one of CP (contiguous)."""
     vrsp_scope: VRSPScope = "auto"
-    """What VRSP balances: every pool (microbatch), the sum over a step first (step), or what fits (auto)."""
+    """What VRSP balances: every pool (microbatch), a step's sums (step), or what fits (auto)."""
     backward_kv: BackwardKV = "save"
-    """What backward computes with: the received Q, K, V of forward (save) or a second transfer (refetch)."""
+    """Backward keeps the received Q, K, V of forward (save) or transfers them again (refetch)."""
     kernel: str = "auto"
     """Attention kernel: auto, reference, torch_flash."""
     deterministic: bool = False
@@ -91,7 +93,9 @@ class LibraConfig:
             raise ValueError(f"plan_timeout_s ({self.plan_timeout_s!r}) must be above 0; try 300.")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}.")
+                raise ValueError(
+                    f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
+                )
 
     def check_shape(self, shape: AttentionShape) -> None:
         """Raise ValueError unless H and M cut this shape's heads evenly (design: heads)."""
@@ -106,9 +110,13 @@ class LibraConfig:
                 f"chunks ({self.chunks}) must divide query_heads / head_split ({width}); "
                 f"try one of {divisors(width)}."
             )
-        _check_nested(shape, self.head_split, "head_split", [d for d in divisors(shape.query_heads)])
         _check_nested(
-            shape, self.head_split * self.chunks, "head_split * chunks",
+            shape, self.head_split, "head_split", [d for d in divisors(shape.query_heads)]
+        )
+        _check_nested(
+            shape,
+            self.head_split * self.chunks,
+            "head_split * chunks",
             [d for d in divisors(shape.query_heads) if d % self.head_split == 0],
         )
 

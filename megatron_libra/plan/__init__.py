@@ -1,1 +1,4 @@
-"""Pure planning: sample lengths in, plans out. Standard library and numpy only; same input, same plan."""
+"""Pure planning: sample lengths in, plans out.
+
+Standard library and numpy only; same input, same plan.
+"""

@@ -1,7 +1,10 @@
-"""Check every invariant of a plan, from the plan's own numbers. In: PoolPlan. Out: nothing, or PlanError.
+"""Check every invariant of a plan, from the plan's own numbers.
 
-Independent of how the plan was made: it follows each row of the routes back to its token and reads the varlen
-calls as a kernel would. Made for tests and `libra verify`: it expands rows, so its memory grows with the tokens.
+In: PoolPlan. Out: nothing, or PlanError.
+
+Independent of how the plan was made: it follows each row of the routes back to its token and reads
+the varlen calls as a kernel would. Made for tests and `libra verify`: it expands rows, so its
+memory grows with the tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ OUTSIDE = -1
 def check_plan(plan: PoolPlan) -> None:
     """Raise PlanError unless every invariant holds.
 
-    Tiles partition the tokens of the samples for every head shard and know their home; bytes sent are bytes
-    received; every query row arrives once and returns to where it came from; no key is fetched twice by one
-    worker; every query attends to exactly its causal prefix, once; loads are the pairs that the calls compute.
+    Tiles partition the tokens of the samples for every head shard and know their home; bytes sent
+    are bytes received; every query row arrives once and returns to where it came from; no key is
+    fetched twice by one worker; every query attends to exactly its causal prefix, once; loads are
+    the pairs that the calls compute.
     """
     tokens = _Tokens.of(plan)
     _check_tiles(plan, tokens)
@@ -40,12 +44,16 @@ def check_plan(plan: PoolPlan) -> None:
         computed[worker.worker] = _check_worker(plan, worker, workers, tokens, covered)
     inside = (tokens.sample.ravel() != OUTSIDE).astype(np.int64)
     _require(bool((covered == inside).all()), "a query is computed never or more than once")
-    _require(bool((computed == plan.loads).all()), "loads differ from the pairs that the calls compute")
+    _require(
+        bool((computed == plan.loads).all()), "loads differ from the pairs that the calls compute"
+    )
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """(P, L) sample number and position inside the sample of every token, and its key in local order."""
+    """(P, L) sample number and position inside the sample of every token, and its key in local
+    order.
+    """
 
     sample: Int64
     position: Int64
@@ -87,7 +95,9 @@ def _check_tiles(plan: PoolPlan, tokens: _Tokens) -> None:
         slot, start, stop = int(tiles.slot[tile]), int(tiles.start[tile]), int(tiles.stop[tile])
         count[tiles.head_shard[tile], slot, start:stop] += 1
         homes = owner[slot * plan.seq_length + start : slot * plan.seq_length + stop]
-        _require(bool((homes == tiles.home[tile]).all()), f"tile {tile} has queries away from its home")
+        _require(
+            bool((homes == tiles.home[tile]).all()), f"tile {tile} has queries away from its home"
+        )
         pairs = int((tokens.position[slot, start:stop] + 1).sum())
         _require(pairs == tiles.pairs[tile], f"tile {tile} miscounts its pairs")
         _require(stop - start <= plan.config.block_size, f"tile {tile} is longer than a block")
@@ -107,7 +117,7 @@ def _check_sent_is_received(workers: list[WorkerPlan]) -> None:
                 into = received.recv_count[received.recv_peer == sender.worker]
                 _require(
                     np.array_equal(out, into),
-                    f"{kind} rows from worker {sender.worker} to {receiver.worker} differ at the two ends",
+                    f"{kind} rows {sender.worker} -> {receiver.worker} differ at the two ends",
                 )
 
 
@@ -125,7 +135,9 @@ def _arrivals(
         for index, row in zip(sent.tolist(), rows.tolist(), strict=True):
             token, count = int(theirs.send_token[index]), int(theirs.send_count[index])
             _require(bool((flat[row : row + count] == -1).all()), f"a {kind} row arrives twice")
-            flat[row : row + count] = tokens.local[peer.worker][token : token + count]
+            held = tokens.local[peer.worker]
+            _require(token + count <= len(held), f"a {kind} range leaves its home's tokens")
+            flat[row : row + count] = held[token : token + count]
             shard[row : row + count] = theirs.send_shard[index]
     _require(bool((flat != -1).all()), f"a {kind} row never arrives")
     return flat, shard

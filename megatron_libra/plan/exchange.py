@@ -1,10 +1,12 @@
-"""What travels between workers (section 4.3.3). In: ranges and groups of each worker, homes. Out: two routes.
+"""What travels between workers (section 4.3.3).
 
-The query route carries Q (and dO) forward and O (and dQ) backward; the kv route K and V forward, dK and dV
-backward. A row of a route is one token of one head shard. KV is fetched once for each (sample, kv shard) and
-destination, in fragments from every worker that holds some of it. A transfer whose source is its destination
-is a local copy. Example, CP = 2 contiguous, one sample of 8 tokens, worker 0 computes queries [2, 4), worker 1
-the rest, H = 1:
+In: ranges and groups of each worker, homes. Out: two routes.
+
+The query route carries Q (and dO) forward and O (and dQ) backward; the kv route K and V forward, dK
+and dV backward. A row of a route is one token of one head shard. KV is fetched once for each
+(sample, kv shard) and destination, in fragments from every worker that holds some of it. A transfer
+whose source is its destination is a local copy. Example, CP = 2 contiguous, one sample of 8 tokens,
+worker 0 computes queries [2, 4), worker 1 the rest, H = 1:
 
     query   1 <- 0: tokens 0, 1        0 <- 0: tokens 2, 3        1 <- 1: tokens 4..7
     kv      0 <- 0: tokens 0..3        1 <- 0: tokens 0..3        1 <- 1: tokens 4..7
@@ -29,7 +31,9 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RouteTable:
-    """Transfers of one route, by (destination, destination row); rows of a destination have no gaps."""
+    """Transfers of one route, by (destination, destination row); rows of a destination have no
+    gaps.
+    """
 
     source: Int32
     destination: Int32
@@ -76,9 +80,9 @@ def traffic_rows(route: RouteTable, num_workers: int) -> Int64:
     pair = route.source.astype(np.int64) * num_workers + route.destination
     rows = np.zeros(num_workers * num_workers, np.int64)
     np.add.at(rows, pair, route.count)
-    rows = rows.reshape(num_workers, num_workers)
-    np.fill_diagonal(rows, 0)
-    return rows
+    matrix = rows.reshape(num_workers, num_workers)
+    np.fill_diagonal(matrix, 0)
+    return matrix
 
 
 def _route(
@@ -91,7 +95,7 @@ def _route(
     shard: Int64,
     row: Int64,
 ) -> RouteTable:
-    """Cut position ranges at home pieces, then join neighbours that stay contiguous at both ends."""
+    """Cut position ranges at home pieces, then join neighbours contiguous at both ends."""
     first = start // layout.piece_tokens
     pieces = (stop - 1) // layout.piece_tokens - first + 1
     owner = np.repeat(np.arange(len(start)), pieces)

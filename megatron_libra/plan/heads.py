@@ -1,10 +1,12 @@
-"""Cut the heads into shards and chunks (section 4.3.1 and 4.4). In: h_q, h_kv, H, M. Out: widths and maps.
+"""Cut the heads into shards and chunks (section 4.3.1 and 4.4).
 
-Query heads are cut into H shards of M chunks. A query chunk computes with one *piece* of a kv shard:
-K = min(H, h_kv) kv shards of U pieces each. Example, h_q = 8, h_kv = 2, H = 1, M = 4:
+In: h_q, h_kv, H, M. Out: widths and maps.
+
+Query heads are cut into H shards of M chunks. A query chunk computes with one *piece* of a kv
+shard: K = min(H, h_kv) kv shards of U pieces each. Example, h_q = 8, h_kv = 2, H = 1, M = 4:
 
     query heads   0 1 | 2 3 | 4 5 | 6 7      four chunks of two heads
-    kv piece        0 |  0  |  1  |  1       U = 2: chunks 0 and 2 bring a new kv head, 1 and 3 reuse it
+    kv piece        0 |  0  |  1  |  1       U = 2: chunks 0 and 2 bring a kv head, 1 and 3 reuse it
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ __all__ = ["HeadPartition"]
 
 @dataclass(frozen=True, slots=True)
 class HeadPartition:
-    """How one layer's heads are cut; built by `of`, whose arguments LibraConfig.check_shape accepted."""
+    """How one layer's heads are cut; built by `of`, whose arguments LibraConfig.check_shape
+    accepted.
+    """
 
     query_heads: int
     kv_heads: int

@@ -1,4 +1,6 @@
-"""Which worker holds which token (the homes). In: L, CP, the kind. Out: maps between positions and homes.
+"""Which worker holds which token (the homes).
+
+In: L, CP, the kind. Out: maps between positions and homes.
 
 Two kinds, drawn for L = 8 and CP = 2 (the digit is the CP rank that holds the token):
 
@@ -92,6 +94,6 @@ class TokenLayout:
         first = np.arange(self.num_pieces) * self.piece_tokens
         low = np.maximum(start[:, None], first)
         high = np.minimum(stop[:, None], first + self.piece_tokens)
-        held = np.maximum(high - low, 0)
+        held: Int64 = np.maximum(high - low, 0)
         size = self.context_parallel_size
         return held[:, :size] + held[:, : size - 1 : -1] if self.kind == "zigzag" else held

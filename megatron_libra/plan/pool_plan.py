@@ -1,6 +1,9 @@
-"""Plan one sequence pool: sequences -> blocks -> placement -> rows -> exchange (section 4.3). Out: PoolPlan.
+"""Plan one sequence pool: sequences -> blocks -> placement -> rows -> exchange (section 4.3).
 
-A PoolPlan holds ranges, never per-token indices, so that it can be broadcast; equality is equality of digests.
+Out: PoolPlan.
+
+A PoolPlan holds ranges, never per-token indices, so that it can be broadcast; equality is equality
+of digests.
 """
 
 from __future__ import annotations
@@ -197,7 +200,15 @@ class PoolPlan:
 
     def _header(self) -> tuple[object, ...]:
         c = self.config
-        choices = (c.block_size, c.head_split, c.chunks, c.load_slack, c.placer, c.kv_fetch, c.layout)
+        choices = (
+            c.block_size,
+            c.head_split,
+            c.chunks,
+            c.load_slack,
+            c.placer,
+            c.kv_fetch,
+            c.layout,
+        )
         return (self.sequences, self.seq_length, self.context_parallel_size, self.shape, choices)
 
 
@@ -223,8 +234,8 @@ def plan_pool(
     """
     if len(sequences) != config.pool_size:
         raise ValueError(
-            f"sequences has {len(sequences)} entries; pool_size ({config.pool_size}) is the number of "
-            f"packed sequences of a pool; try pool_size={max(len(sequences), 1)}."
+            f"sequences has {len(sequences)} entries; pool_size ({config.pool_size}) is the number "
+            f"of packed sequences of a pool; try pool_size={max(len(sequences), 1)}."
         )
     config = _effective(config, context_parallel_size, shape)
     layout = _layout(sequences, config, context_parallel_size, seq_length)
@@ -246,8 +257,10 @@ def plan_pool(
     )
 
 
-def _effective(config: LibraConfig, context_parallel_size: int, shape: AttentionShape) -> LibraConfig:
-    """The choices that hold: placer ulysses cuts CP head shards, and at most as many chunks as fit."""
+def _effective(
+    config: LibraConfig, context_parallel_size: int, shape: AttentionShape
+) -> LibraConfig:
+    """The choices that hold: placer ulysses cuts CP head shards and as many chunks as fit."""
     if config.placer != "ulysses":
         config.check_shape(shape)
         return config
@@ -276,7 +289,9 @@ def _layout(
 ) -> TokenLayout:
     if seq_length is None:
         longest = max(int(check_lengths(row, slot).sum()) for slot, row in enumerate(sequences))
-        pieces = TokenLayout(config.layout, 2 * context_parallel_size, context_parallel_size).num_pieces
+        pieces = TokenLayout(
+            config.layout, 2 * context_parallel_size, context_parallel_size
+        ).num_pieces
         seq_length = round_up(max(longest, 1), pieces)
     return TokenLayout(config.layout, seq_length, context_parallel_size)
 

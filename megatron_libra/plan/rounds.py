@@ -1,11 +1,14 @@
-"""Order each worker's rows and cut them into varlen calls. In: blocks, tile workers. Out: ComputePlan.
+"""Order each worker's rows and cut them into varlen calls.
 
-A worker computes its tiles with an unmodified varlen FlashAttention. Adjacent fragments of one sample and head
-shard merge into one query range [a, e); it attends to keys [0, e), which bottom-right aligned causal masking
-gives exactly. Keys of a (sample, kv shard) are resident once: a KV group. A call (round) uses a group at most
-once, so the k-th range of a group runs in round k, the last range first. Groups with more ranges come first
-among the resident rows, so a later round needs only a prefix of them. Keys behind e become the keys of an entry
-with zero queries (a filler). Example, one sample of 8 tokens, B = 2, a worker with blocks [2, 4) and [6, 8):
+In: blocks, tile workers. Out: ComputePlan.
+
+A worker computes its tiles with an unmodified varlen FlashAttention. Adjacent fragments of one
+sample and head shard merge into one query range [a, e); it attends to keys [0, e), which
+bottom-right aligned causal masking gives exactly. Keys of a (sample, kv shard) are resident once: a
+KV group. A call (round) uses a group at most once, so the k-th range of a group runs in round k,
+the last range first. Groups with more ranges come first among the resident rows, so a later round
+needs only a prefix of them. Keys behind e become the keys of an entry with zero queries (a filler).
+Example, one sample of 8 tokens, B = 2, a worker with blocks [2, 4) and [6, 8):
 
     resident rows   0 1 2 3 4 5 6 7
     round 0         queries 6 7 on keys 0..7                  cu_queries 0 2     cu_keys 0 8
@@ -113,7 +116,9 @@ def order_rows(
         stop=stop[kernel],
         row=_starts_within(worker[kernel], (stop - start)[kernel]),
     )
-    return ComputePlan(ranges, groups, _entries(ranges, round_[kernel], np.repeat(num_keys, uses)[kernel]))
+    return ComputePlan(
+        ranges, groups, _entries(ranges, round_[kernel], np.repeat(num_keys, uses)[kernel])
+    )
 
 
 def _merge_fragments(

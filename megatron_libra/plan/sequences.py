@@ -1,4 +1,6 @@
-"""Read the packed sequences of one pool. In: P lists of sample lengths. Out: one row per sample.
+"""Read the packed sequences of one pool.
+
+In: P lists of sample lengths. Out: one row per sample.
 
 A zero length is a sample without tokens (a repeated entry of cu_seqlens); it is dropped.
 """
@@ -47,7 +49,8 @@ def check_lengths(lengths: Sequence[int], slot: int) -> Int64:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         bad = next((x for x in lengths if isinstance(x, bool) or not isinstance(x, int)), lengths)
         raise ValueError(
-            f"sequences[{slot}] holds {bad!r}; sample lengths must be integers, for example [1200, 3000]."
+            f"sequences[{slot}] holds {bad!r}; sample lengths must be integers; "
+            "write for example [1200, 3000]."
         )
     if array.min() < 0:
         at = int(array.argmin())
@@ -77,8 +80,8 @@ def read_samples(sequences: Sequence[Sequence[int]], seq_length: int) -> SampleP
     for slot, column in enumerate(columns):
         if column.sum() > seq_length:
             raise ValueError(
-                f"sequences[{slot}] sums to {column.sum()} tokens; seq_length ({seq_length}) is the limit; "
-                f"drop samples or raise seq_length."
+                f"sequences[{slot}] sums to {column.sum()} tokens; seq_length ({seq_length}) is "
+                "the limit; drop samples or raise seq_length."
             )
     kept = [column[column > 0] for column in columns]
     none = np.zeros(0, np.int64)

@@ -1,9 +1,11 @@
-"""Cut packed sequences into SH-Tiles (section 4.3.1, Eq. 5 and 6). In: samples, layout, B, H. Out: blocks.
+"""Cut packed sequences into SH-Tiles (section 4.3.1, Eq. 5 and 6).
 
-Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding tail is
-in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token order, shard).
-A fragment is the part of a block inside one sample. Example, one sequence of samples 5 and 3, CP = 2
-contiguous, B = 4:
+In: samples, layout, B, H. Out: blocks.
+
+Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding
+tail is in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token
+order, shard). A fragment is the part of a block inside one sample. Example, one sequence of samples
+5 and 3, CP = 2 contiguous, B = 4:
 
     token      0 1 2 3 | 4 5 6 7
     sample     0 0 0 0   0 1 1 1        fragments: block 0 = sample 0 [0, 4)

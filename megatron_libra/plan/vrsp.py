@@ -1,9 +1,12 @@
-"""Variance-Reduced Sequence Placement (section 4.2, Algorithm 1). In: a window's packed sequences. Out: their order.
+"""Variance-Reduced Sequence Placement (section 4.2, Algorithm 1).
 
-Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step` goes beyond
-the paper: without pipeline stages, pools of one worker group only meet at the gradient sync, so the sum over a
-group's pools is balanced first (Algorithm 1 with P * GA members), then its pools (Algorithm 1 with P members).
-Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets 5 and 4.
+In: the packed sequences of one optimizer step. Out: their order.
+
+Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step`
+goes beyond the paper: without pipeline stages, pools of one worker group only meet at the gradient
+sync, so the sum over a group's pools is balanced first (Algorithm 1 with P * GA members), then its
+pools (Algorithm 1 with P members). Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets
+5 and 4.
 """
 
 from __future__ import annotations
@@ -44,11 +47,12 @@ def attention_work(lengths: Sequence[int]) -> int:
 
 
 def exact_cardinality_lpt(work: Sequence[int], num_bins: int) -> list[list[int]]:
-    """Spread items over bins of equal count: heaviest first, to the least loaded bin that is not full.
+    """Spread items over bins of equal count: heaviest first, to the least loaded bin that is not
+    full.
 
     Returns:
-        num_bins lists of len(work) / num_bins item indices, in the order of their placement. Ties: item
-        index, bin index. (Algorithm 1, lines 3 to 13.)
+        num_bins lists of len(work) / num_bins item indices, in the order of their placement. Ties:
+        item index, bin index. (Algorithm 1, lines 3 to 13.)
     """
     size = len(work) // num_bins
     bins: list[list[int]] = [[] for _ in range(num_bins)]
@@ -119,7 +123,9 @@ def _by_step(work: list[int], num_groups: int, num_steps: int) -> list[list[int]
 
 def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: str) -> None:
     if pool_size < 1 or data_parallel_size < 1 or data_parallel_size % pool_size:
-        divisors = [d for d in range(1, max(data_parallel_size, 0) + 1) if data_parallel_size % d == 0]
+        divisors = [
+            d for d in range(1, max(data_parallel_size, 0) + 1) if data_parallel_size % d == 0
+        ]
         raise ValueError(
             f"pool_size ({pool_size}) must divide data_parallel_size ({data_parallel_size}); "
             f"try one of {divisors or [1]}."

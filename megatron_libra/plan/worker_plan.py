@@ -1,7 +1,9 @@
-"""One worker's part of a pool plan. In: the routes and entries of a pool. Out: WorkerPlan.
+"""One worker's part of a pool plan.
 
-Both lists of a route contain the local part (peer == worker); it never enters a collective. The i-th range that
-a sends to b is the i-th that b receives from a.
+In: the routes and entries of a pool. Out: WorkerPlan.
+
+Both lists of a route contain the local part (peer == worker); it never enters a collective. The
+i-th range that a sends to b is the i-th that b receives from a.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class WorkerRoute:
 
     @classmethod
     def of(cls, route: RouteTable, worker: int) -> WorkerRoute:
-        """Ranges sent and received by a worker: ascending peer, then the destination's row order."""
+        """What a worker sends and receives: ascending peer, then the destination's row order."""
         sent = np.flatnonzero(route.source == worker)
         received = np.flatnonzero(route.destination == worker)
         sent = sent[np.argsort(route.destination[sent], kind="stable")]
@@ -60,7 +62,7 @@ class WorkerRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """One varlen call per head chunk; causal, bottom-right aligned; zero-query entries are fillers."""
+    """One varlen call per head chunk: causal, bottom-right aligned, empty entries are fillers."""
 
     query_start: int
     query_stop: int

@@ -1,4 +1,7 @@
-"""Placers: one file a policy, each `place(problem) -> worker of every tile`. In: name. Out: the function."""
+"""Placers: one file a policy, each `place(problem) -> worker of every tile`.
+
+In: name. Out: the function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every tile at its home: context parallelism that gathers K/V. In: problem. Out: worker per tile. A baseline."""
+"""Every tile at its home: context parallelism that gathers K/V.
+
+In: problem. Out: worker per tile. A baseline.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Start every tile at its home and shed what exceeds the load target. In: problem. Out: worker per tile.
+"""Start every tile at its home and shed what exceeds the load target.
 
-Beyond the paper: Algorithm 2 starts from nothing and so moves tiles that were fine where they were. Here the
-most loaded worker gives tiles away, cheapest added bytes per pair first, to workers that stay at or below C.
-When nothing fits below C (coarse tiles), the move that lowers the larger of the two loads most is made, until
-no move helps. Ties: tile id, worker id.
+In: problem. Out: worker per tile.
 
-Example, two workers, tau = 0, tiles of pairs 5, 3, 2 at home on worker 0: C = 5. Worker 0 sheds tiles until
-its load is 5; worker 1, empty, takes them.
+Beyond the paper: Algorithm 2 starts from nothing and so moves tiles that were fine where they were.
+Here the most loaded worker gives tiles away, cheapest added bytes per pair first, to workers that
+stay at or below C. When nothing fits below C (coarse tiles), the move, or else the swap with a
+lightly loaded worker, that lowers the larger of the two loads most is made, until neither helps.
+Ties: tile id, worker id.
+
+Example, two workers, tau = 0, tiles of pairs 5, 3, 2 at home on worker 0: C = 5. Worker 0 sheds
+tiles until its load is 5; worker 1, empty, takes them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from megatron_libra.plan.placers.problem import PlacementProblem, ResidentKV
 __all__ = ["place"]
 
 Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
+SWAP_RECEIVERS = 8
+"""Least loaded workers that a swap looks at."""
 
 
 def place(problem: PlacementProblem) -> Int64:
@@ -59,7 +63,7 @@ class _Shedding:
         while self.load[donor] > self.problem.load_target:
             move = self._cheapest(tiles, added) or self._most_levelling(tiles, donor)
             if move is None:
-                self.stuck[donor] = True
+                self.stuck[donor] = not self._swap(tiles, donor)
                 return
             row, receiver = move
             self._move(int(tiles[row]), donor, receiver)
@@ -78,10 +82,13 @@ class _Shedding:
     def _bytes(self, tiles: Int64, keys: Int64, worker: int) -> Int64:
         """(n,) bytes that moving each tile to one worker adds."""
         away = self.home[tiles] != worker
-        return keys * self.problem.kv_token_bytes + away * self.query_bytes[tiles]
+        added: Int64 = keys * self.problem.kv_token_bytes + away * self.query_bytes[tiles]
+        return added
 
     def _cheapest(self, tiles: Int64, added: Int64) -> tuple[int, int] | None:
-        """(row, receiver) of the fewest added bytes per pair among moves that keep the receiver at C."""
+        """(row, receiver) of the fewest added bytes per pair among moves that keep the receiver at
+        C.
+        """
         pairs = self.pairs[tiles, None]
         fits = self.load + pairs <= self.problem.load_target
         if not fits.any():
@@ -91,7 +98,9 @@ class _Shedding:
         return row, receiver
 
     def _most_levelling(self, tiles: Int64, donor: int) -> tuple[int, int] | None:
-        """(row, receiver) of the move that leaves the smallest larger load, if it is an improvement."""
+        """(row, receiver) of the move that leaves the smallest larger load, if it is an
+        improvement.
+        """
         if not len(tiles):
             return None
         receiver = int(self.load.argmin())
@@ -100,6 +109,27 @@ class _Shedding:
         )
         row = int(larger.argmin())
         return (row, receiver) if larger[row] < self.load[donor] else None
+
+    def _swap(self, tiles: Int64, donor: int) -> bool:
+        """Trade one of the donor's tiles for a lighter one so that the larger load falls most;
+        False: none does.
+        """
+        best = int(self.load[donor])
+        trade: tuple[int, int, int] | None = None
+        for receiver in np.argsort(self.load, kind="stable")[:SWAP_RECEIVERS].tolist():
+            theirs = np.flatnonzero((self.worker == receiver) & (self.pairs > 0))
+            shed = self.pairs[tiles, None] - self.pairs[theirs]
+            larger = np.maximum(self.load[donor] - shed, self.load[receiver] + shed)
+            if larger.size and larger.min() < best:
+                best = int(larger.min())
+                given, taken = divmod(int(larger.argmin()), len(theirs))
+                trade = int(tiles[given]), int(theirs[taken]), receiver
+        if trade is None:
+            return False
+        given, taken, receiver = trade
+        self._move(given, donor, receiver)
+        self._move(taken, receiver, donor)
+        return True
 
     def _move(self, tile: int, donor: int, receiver: int) -> None:
         self.worker[tile] = receiver

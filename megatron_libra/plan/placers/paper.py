@@ -1,8 +1,11 @@
-"""Communication-aware SH-Tile placement, to the letter (Algorithm 2, Eq. 8). In: problem. Out: worker per tile.
+"""Communication-aware SH-Tile placement, to the letter (Algorithm 2, Eq. 8).
+
+In: problem. Out: worker per tile.
 
 Order: heaviest tile first, then tile id. Ties: added bytes, load, worker id. The reference mode.
-Example, two workers, tau = 0, tiles of pairs 5, 3, 2, all at home on worker 0: C = 5. Tile 5 stays (no
-bytes); tile 3 does not fit below C on worker 0 and goes to worker 1; so does tile 2. Loads 5 and 5.
+Example, two workers, tau = 0, tiles of pairs 5, 3, 2, all at home on worker 0: C = 5. Tile 5 stays
+(no bytes); tile 3 does not fit below C on worker 0 and goes to worker 1; so does tile 2. Loads 5
+and 5.
 """
 
 from __future__ import annotations

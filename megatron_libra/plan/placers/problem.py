@@ -1,7 +1,9 @@
-"""What a placer decides on: tiles, homes, bytes. In: blocks, samples, heads. Out: PlacementProblem, ResidentKV.
+"""What a placer decides on: tiles, homes, bytes.
 
-Bytes follow Eq. 8, with one refinement: tokens that the destination holds anyway are neither charged nor
-sent (V_g counts the remote part).
+In: blocks, samples, heads. Out: PlacementProblem, ResidentKV.
+
+Bytes follow Eq. 8, with one refinement: tokens that the destination holds anyway are neither
+charged nor sent (V_g counts the remote part).
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class PlacementProblem:
         shape: AttentionShape,
         config: LibraConfig,
     ) -> PlacementProblem:
-        """Costs of placing the blocks' tiles; config must be the effective one (H, M of the placer)."""
+        """Costs of placing the blocks' tiles; config must be the effective one (H, M of the
+        placer).
+        """
         heads = HeadPartition.of(shape, config.head_split, config.chunks)
         token_bytes = shape.head_dim * shape.bytes_per_element
         return cls(
@@ -124,7 +128,8 @@ class ResidentKV:
         """(W,) remote keys that placing a tile on each worker would add."""
         fragments, kv_shard, samples = self._where(tile)
         growth = self._problem.remote_keys[fragments] - self._keys[kv_shard, samples]
-        return np.maximum(growth, 0, out=growth).sum(axis=0)
+        keys: Int64 = np.maximum(growth, 0, out=growth).sum(axis=0)
+        return keys
 
     def added_keys_of(self, tiles: Int64, worker: int) -> Int64:
         """(n,) remote keys that placing each of the tiles on one worker would add."""

@@ -1,6 +1,9 @@
-"""Whole sequences x CP head shards inside each CP group (Ulysses). In: problem. Out: worker per tile. A baseline.
+"""Whole sequences x CP head shards inside each CP group (Ulysses).
 
-Needs head_split = CP (plan_pool sees to it): worker slot * CP + h computes shard h of its slot's sequence.
+In: problem. Out: worker per tile. A baseline.
+
+Needs head_split = CP (plan_pool sees to it): worker slot * CP + h computes shard h of its slot's
+sequence.
 """
 
 from __future__ import annotations

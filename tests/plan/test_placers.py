@@ -1,0 +1,185 @@
+"""Layer 1: each placer by hand, Algorithm 2 against a literal transcription, and what the default
+promises.
+"""
+
+import numpy as np
+import pytest
+
+from megatron_libra import AttentionShape, LibraConfig, plan_pool
+from megatron_libra.plan.check import check_plan
+from megatron_libra.plan.layout import TokenLayout
+
+SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=8)
+
+
+def plan(sequences, cp, seq_length, shape=SHAPE, **fields):
+    config = LibraConfig(**{"pool_size": len(sequences), "chunks": 1, **fields})
+    return plan_pool(
+        sequences, context_parallel_size=cp, seq_length=seq_length, shape=shape, config=config
+    )
+
+
+def sample_spans(sequences):
+    spans = []
+    for slot, lengths in enumerate(sequences):
+        start = 0
+        for length in lengths:
+            spans.append((slot, start, start + length))
+            start += length
+    return spans
+
+
+def literal_algorithm_2(result):
+    """Algorithm 2 over sets of tokens: what a destination holds at home is neither charged nor
+    sent.
+    """
+    tiles, config, shape = result.tiles, result.config, result.shape
+    cp, heads = result.context_parallel_size, result.heads
+    layout = TokenLayout(config.layout, result.seq_length, cp)
+    token_bytes = shape.head_dim * shape.bytes_per_element
+    home = {
+        (slot, int(position)): slot * cp + rank
+        for slot in range(len(result.sequences))
+        for rank in range(cp)
+        for position in layout.positions(rank)
+    }
+    spans = sample_spans(result.sequences)
+    load = [0] * result.num_workers
+    have = [set() for _ in load]
+    target = (1 + config.load_slack) * int(tiles.pairs.sum()) / result.num_workers
+    placed = {}
+    for tile in sorted(range(len(tiles.slot)), key=lambda t: (-int(tiles.pairs[t]), t)):
+        slot, start, stop = int(tiles.slot[tile]), int(tiles.start[tile]), int(tiles.stop[tile])
+        kv_shard = heads.kv_shard_of(int(tiles.head_shard[tile]))
+        needed = set()
+        for sample_slot, first, last in spans:
+            if sample_slot == slot and first < stop and start < last:
+                upto = last if config.kv_fetch == "group" else min(stop, last)
+                needed |= {(slot, position, kv_shard) for position in range(first, upto)}
+
+        def added(worker, needed=needed, tile=tile, start=start, stop=stop):
+            remote = sum(home[key[:2]] != worker for key in needed - have[worker])
+            moved = worker != tiles.home[tile]
+            return (
+                remote * 2 * heads.kv_heads_per_shard * token_bytes
+                + moved * 2 * (stop - start) * heads.query_heads_per_shard * token_bytes
+            )
+
+        pairs = int(tiles.pairs[tile])
+        feasible = [r for r in range(len(load)) if load[r] + pairs <= target]
+        if feasible:
+            best = min(feasible, key=lambda r: (added(r), load[r], r))
+        else:
+            best = min(range(len(load)), key=lambda r: (load[r], added(r), r))
+        placed[tile] = best
+        load[best] += pairs
+        have[best] |= needed
+    return [placed[tile] for tile in range(len(tiles.slot))]
+
+
+def random_sequences(rng, num_slots, seq_length):
+    sequences = []
+    for _ in range(num_slots):
+        left, lengths = int(rng.integers(0, seq_length + 1)), []
+        while left and len(lengths) < 6:
+            lengths.append(int(rng.integers(1, left + 1)))
+            left -= lengths[-1]
+        sequences.append(lengths)
+    return sequences
+
+
+@pytest.mark.parametrize("kv_fetch", ["group", "prefix"])
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_paper_equals_the_literal_algorithm(kv_fetch, layout):
+    rng = np.random.default_rng(7)
+    for _ in range(25):
+        cp, slots = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        seq_length = 2 * cp * int(rng.integers(2, 9))
+        result = plan(
+            random_sequences(rng, slots, seq_length),
+            cp,
+            seq_length,
+            placer="paper",
+            kv_fetch=kv_fetch,
+            layout=layout,
+            block_size=int(rng.integers(2, 9)),
+            head_split=int(rng.choice([1, 2, 4])),
+        )
+        assert result.tiles.worker.tolist() == literal_algorithm_2(result)
+
+
+def test_home_keeps_every_tile_and_moves_no_query():
+    result = plan([[16], [3, 9]], 2, 16, placer="home", block_size=4)
+    assert (result.tiles.worker == result.tiles.home).all()
+    assert (result.query.source == result.query.destination).all()
+    check_plan(result)
+
+
+def test_ulysses_gives_each_worker_one_shard_of_its_own_sequence():
+    result = plan([[16], [3, 9]], 2, 16, placer="ulysses", block_size=4, head_split=1)
+    assert result.config.head_split == 2
+    expected = result.tiles.slot * 2 + result.tiles.head_shard
+    assert (result.tiles.worker == expected).all()
+    check_plan(result)
+
+
+def test_ulysses_with_more_ranks_than_heads_is_refused():
+    with pytest.raises(
+        ValueError, match=r"context_parallel_size \(3\) must divide query_heads \(4\)"
+    ):
+        plan([[12]], 3, 12, placer="ulysses")
+
+
+@pytest.mark.parametrize("placer", ["paper", "home_first"])
+def test_one_outlier_is_spread_over_the_pool(placer):
+    sequences = [[1024]] + [[64] * 16] * 3
+    result = plan(sequences, 2, 1024, placer=placer, block_size=32, head_split=2)
+    assert result.home_imbalance > 2
+    assert result.imbalance <= 0.03
+    check_plan(result)
+
+
+def test_balanced_homes_move_no_query():
+    result = plan([[512]] * 4, 2, 512, placer="home_first", block_size=32)
+    assert result.home_imbalance <= 0.03
+    assert (result.tiles.worker == result.tiles.home).all()
+
+
+def longtail_sequences(rng, num_slots, seq_length):
+    sequences = []
+    for _ in range(num_slots):
+        lengths = np.clip(np.exp(rng.normal(np.log(60), 1.8, 2000)), 1, seq_length).astype(int)
+        packed = lengths[np.cumsum(lengths) <= seq_length].tolist()
+        sequences.append([*packed, seq_length - sum(packed)])
+    return sequences
+
+
+def test_home_first_balances_as_algorithm_2_with_less_than_half_the_bytes():
+    rng = np.random.default_rng(3)
+    shape = AttentionShape(query_heads=16, kv_heads=4, head_dim=8)
+    for _ in range(5):
+        sequences = longtail_sequences(rng, 8, 8192)
+        fields = {"block_size": 128, "head_split": 4, "kv_fetch": "prefix", "shape": shape}
+        ours = plan(sequences, 4, 8192, placer="home_first", **fields)
+        paper = plan(sequences, 4, 8192, placer="paper", **fields)
+        assert ours.imbalance <= 0.03
+        assert ours.traffic_bytes.sum() < 0.5 * paper.traffic_bytes.sum()
+
+
+def test_swaps_balance_where_no_single_tile_fits():
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        sequences = [[2048]] + [rng.integers(10, 60, 30).tolist() for _ in range(3)]
+        result = plan(sequences, 4, 2048, placer="home_first", block_size=64, head_split=2)
+        assert result.max_tile_over_mean > 0.03
+        assert result.imbalance <= 0.03
+        check_plan(result)
+
+
+def test_coarse_tiles_never_end_above_their_homes():
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        sequences = random_sequences(rng, 3, 64)
+        result = plan(sequences, 2, 64, placer="home_first", block_size=64)
+        assert result.loads.max() <= result.home_loads.max()
+        check_plan(result)

@@ -1,0 +1,74 @@
+"""Layer 1: blocks, fragments and pairs, by hand; then the reader of sequences."""
+
+import numpy as np
+import pytest
+
+from megatron_libra.plan.layout import TokenLayout
+from megatron_libra.plan.sequences import read_samples
+from megatron_libra.plan.tiles import causal_pairs, cut_blocks
+
+
+def blocks_of(sequences, seq_length, cp, block_size, kind="zigzag"):
+    samples = read_samples(sequences, seq_length)
+    return cut_blocks(samples, TokenLayout(kind, seq_length, cp), block_size)
+
+
+def test_block_across_samples_by_hand():
+    table = blocks_of([[5, 3]], 8, 2, 4, "contiguous")
+    assert table.start.tolist() == [0, 4]
+    assert table.home.tolist() == [0, 1]
+    assert table.pairs.tolist() == [10, 11]
+    assert table.fragment_sample.tolist() == [0, 0, 1]
+    assert table.fragment_start.tolist() == [0, 4, 0]
+    assert table.fragment_stop.tolist() == [4, 5, 3]
+
+
+def test_blocks_are_cut_inside_home_pieces():
+    table = blocks_of([[20]], 20, 2, 3)  # pieces of 5 tokens, homes 0 1 1 0
+    assert table.start.tolist() == [0, 3, 5, 8, 10, 13, 15, 18]
+    assert table.stop.tolist() == [3, 5, 8, 10, 13, 15, 18, 20]
+    assert table.home.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def test_block_size_that_divides_the_piece_cuts_at_global_positions():
+    table = blocks_of([[32]], 32, 2, 4)
+    assert table.start.tolist() == list(range(0, 32, 4))
+
+
+def test_padding_tail_and_empty_slots_have_no_blocks():
+    table = blocks_of([[6], [], [0, 0]], 16, 2, 4)
+    assert table.slot.tolist() == [0, 0]
+    assert table.stop.tolist() == [4, 6]
+    assert table.home.tolist() == [0, 1]
+
+
+def test_zero_lengths_are_dropped_like_repeated_cu_seqlens():
+    with_zeros, without = blocks_of([[3, 0, 5, 0, 0]], 8, 1, 4), blocks_of([[3, 5]], 8, 1, 4)
+    assert with_zeros.pairs.tolist() == without.pairs.tolist()
+    assert with_zeros.fragment_sample.tolist() == without.fragment_sample.tolist()
+
+
+def test_pairs_are_exact_beyond_32_bits():
+    length = 2**20
+    assert causal_pairs(np.array([0]), np.array([length])).tolist() == [length * (length + 1) // 2]
+    table = blocks_of([[length]], length, 16, 8192)
+    assert int(table.pairs.sum()) == length * (length + 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("sequences", "line"),
+    [
+        ([[4, -1]], r"sequences\[0\]\[1\] \(-1\) is negative"),
+        ([[1], [9]], r"sequences\[1\] sums to 9 tokens; seq_length \(8\)"),
+        ([[1.5]], r"sequences\[0\] holds 1.5; sample lengths must be integers"),
+        ([[True]], r"sequences\[0\] holds True"),
+        ([["8"]], r"sequences\[0\] holds '8'"),
+        ([[10**30]], r"sequences\[0\]"),
+        ([[2**63, 2**63]], r"sequences\[0\] holds 9223372036854775808"),
+        ([[[1]]], r"sequences\[0\] holds \[1\]"),
+    ],
+)
+def test_bad_lengths_get_one_line(sequences, line):
+    with pytest.raises(ValueError, match=line) as error:
+        read_samples(sequences, 8)
+    assert "\n" not in str(error.value)
