@@ -71,7 +71,7 @@ class LibraConfig:
     kv_fetch: KVFetch = "prefix"
     """Keys that a worker receives of a sample: the causal prefix, or the whole group (the paper)."""
     layout: Layout = "zigzag"
-    """Tokens of CP rank c: pieces c and 2CP-1-c of 2CP (zigzag), or one of CP (contiguous)."""
+    """Tokens of CP rank c: pieces c and 2CP-1-c of 2CP (zigzag), or piece c of CP."""
     vrsp_scope: VRSPScope = "auto"
     """What VRSP balances: every pool (microbatch), a step's sums (step), or what fits (auto)."""
     backward_kv: BackwardKV = "save"
