@@ -18,7 +18,7 @@ from megatron_libra import __version__
 from megatron_libra.cli import tables
 from megatron_libra.cli.answers import order_answer, plan_answer
 from megatron_libra.cli.doctor import examine
-from megatron_libra.cli.request import read_pool, read_window
+from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.plan.pool_plan import plan_pool
 from megatron_libra.plan.vrsp import order_window
 
@@ -57,15 +57,16 @@ def libra(
 @app.command()
 def plan(pool: PoolPath, as_json: AsJson = False) -> None:
     """Plan one pool: who computes which tile, and what moves."""
-    request = read_pool(pool)
-    start = time.perf_counter()
-    planned = plan_pool(
-        request.sequences,
-        context_parallel_size=request.context_parallel_size,
-        shape=request.shape,
-        config=request.config,
-        seq_length=request.seq_length,
-    )
+    with faults_of(pool):
+        request = read_pool(pool)
+        start = time.perf_counter()
+        planned = plan_pool(
+            request.sequences,
+            context_parallel_size=request.context_parallel_size,
+            shape=request.shape,
+            config=request.config,
+            seq_length=request.seq_length,
+        )
     plan_ms = (time.perf_counter() - start) * 1000
     if as_json:
         _print_json(plan_answer(planned, plan_ms))
@@ -76,14 +77,15 @@ def plan(pool: PoolPath, as_json: AsJson = False) -> None:
 @app.command()
 def order(window: WindowPath, as_json: AsJson = False) -> None:
     """Order one global batch so that its pools weigh the same."""
-    request = read_window(window)
-    ordered = order_window(
-        request.sequences,
-        pool_size=request.pool_size,
-        data_parallel_size=request.data_parallel_size,
-        scope=request.scope,
-        pipeline_parallel_size=request.pipeline_parallel_size,
-    )
+    with faults_of(window):
+        request = read_window(window)
+        ordered = order_window(
+            request.sequences,
+            pool_size=request.pool_size,
+            data_parallel_size=request.data_parallel_size,
+            scope=request.scope,
+            pipeline_parallel_size=request.pipeline_parallel_size,
+        )
     if as_json:
         _print_json(order_answer(ordered))
     else:

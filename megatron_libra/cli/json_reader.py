@@ -30,7 +30,8 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        ValueError: the file cannot be read or is not strict JSON; the message says what and where.
+        ValueError: the file cannot be read or is not strict JSON; the message says what and where,
+            but not which file, which the caller knows.
     """
     try:
         return json.loads(
@@ -42,19 +43,11 @@ def read_json(path: Path) -> Any:
         )
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; "
+            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; "
             "check it with: python3 -m json.tool FILE."
         ) from None
     except RecursionError:
-        raise ValueError(
-            f"{path} nests too deeply; lists of lists of integers are enough."
-        ) from None
-    except _ValueFault as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-class _ValueFault(Exception):
-    """A value that Python's JSON reader accepts and this one does not."""
+        raise ValueError("nests too deeply; lists of lists of integers are enough.") from None
 
 
 def _read_text(path: Path) -> str:
@@ -62,56 +55,53 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; give the path of a JSON file.") from None
+        raise ValueError("does not exist; give the path of a JSON file.") from None
     except IsADirectoryError:
-        raise ValueError(f"{path} is a directory; give the path of a JSON file in it.") from None
+        raise ValueError("is a directory; give the path of a JSON file in it.") from None
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read ({error.strerror}); check the path and its permissions."
+            f"cannot be read ({error.strerror}); check the path and its permissions."
         ) from None
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(
-            f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; give one pool or one window."
+            f"is larger than {MAX_FILE_BYTES // 2**20} MiB; give one pool or one window."
         )
     if not data.strip():
         raise ValueError(
-            f"{path} is empty; give a JSON object such as "
-            '{"sequences": [[1200, 3000], [4200]], ...}.'
+            'is empty; give a JSON object such as {"sequences": [[1200, 3000], [4200]], ...}.'
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); "
+            f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); "
             "save it as UTF-8 text."
         ) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _ValueFault(f"{name} is not a JSON number; give a finite one.")
+    raise ValueError(f"{name} is not a JSON number; give a finite one.")
 
 
 def _parse_integer(text: str) -> int:
     if len(text) > 20:
-        raise _ValueFault(
-            f"{text[:12]}... has {len(text)} digits; integers go up to {MAX_INTEGER}."
-        )
+        raise ValueError(f"{text[:12]}... has {len(text)} digits; integers go up to {MAX_INTEGER}.")
     return int(text)
 
 
 def _parse_number(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise _ValueFault(f"{text[:20]} is too large for a number; give a finite one.")
+        raise ValueError(f"{text[:20]} is too large for a number; give a finite one.")
     return number
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise _ValueFault(f"key {short(twice)} is given twice; keep one of them.")
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key {short(key)} is given twice; keep one of them.")
+        values[key] = value
     return values
 
 

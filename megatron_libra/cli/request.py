@@ -11,6 +11,8 @@ seq_length, libra and its fields may be left out; libra.pool_size is then the nu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from typing import Any
 from megatron_libra.cli.json_reader import MAX_INTEGER, JsonObject, read_json
 from megatron_libra.config import CHOICES, AttentionShape, LibraConfig
 
-__all__ = ["PoolRequest", "WindowRequest", "read_pool", "read_window"]
+__all__ = ["PoolRequest", "WindowRequest", "faults_of", "read_pool", "read_window"]
 
 MAX_WORKERS = 4096
-MAX_TILES = 4_000_000
+MAX_TILES = 500_000
+MAX_CELLS = 2**25
 """Above these a plan takes minutes and gigabytes; real pools have some thousand tiles."""
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
@@ -57,21 +60,22 @@ class WindowRequest:
 
 
 def read_pool(path: Path) -> PoolRequest:
-    """Read POOL.json; ValueError names the file and the fault."""
-    value = read_json(path)
-    try:
-        return _pool_request(value)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    """Read POOL.json; ValueError names the fault."""
+    return _pool_request(read_json(path))
 
 
 def read_window(path: Path) -> WindowRequest:
-    """Read WINDOW.json; ValueError names the file and the fault."""
-    value = read_json(path)
+    """Read WINDOW.json; ValueError names the fault."""
+    return _window_request(read_json(path))
+
+
+@contextmanager
+def faults_of(path: Path) -> Iterator[None]:
+    """Name the file in every ValueError that its content causes."""
     try:
-        return _window_request(value)
+        yield
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _pool_request(value: Any) -> PoolRequest:
@@ -143,13 +147,18 @@ def _check_size(request: PoolRequest) -> None:
             f"workers; a pool has at most {MAX_WORKERS}; use a smaller pool or CP size."
         )
     block = request.config.block_size
-    tiles = request.config.head_split * sum(
-        sum(lengths) // block + 2 * size for lengths in request.sequences
-    )
+    blocks = sum(sum(lengths) // block + 2 * size for lengths in request.sequences)
+    tiles = blocks * request.config.head_split
     if tiles > MAX_TILES:
         raise ValueError(
             f"libra.block_size ({block}) makes about {tiles} tiles; at most {MAX_TILES} are "
             f"planned; try {block * (tiles // MAX_TILES + 1)}."
+        )
+    samples = sum(map(len, request.sequences))
+    if (samples + blocks) * num_slots * size > MAX_CELLS:
+        raise ValueError(
+            f"{samples} samples and {blocks} blocks on {num_slots * size} workers are too many for "
+            f"one plan (rows x workers above {MAX_CELLS}); use a smaller pool or larger blocks."
         )
 
 
