@@ -46,7 +46,11 @@ def _version(package: str) -> str | None:
 
 
 def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    """Whether a module is installed, without importing more than its parents."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def _versions(devices: list[str] | None) -> dict[str, str | None]:
@@ -122,13 +126,7 @@ def _tasks() -> dict[str, Any]:
         "libra plan, order": _entry(True, "numpy is enough"),
     }
     for task, (modules, extra) in wanted.items():
-        missing = [module for module in modules if not _found(module)]
+        missing = [module for module in modules if not _has(module)]
         note = f"missing {', '.join(missing)}: {EXTRA.format(extra)}" if missing else "ready"
         tasks[task] = _entry(not missing, note)
     return tasks
-
-
-def _found(module: str) -> bool:
-    """Whether a module or submodule is installed, without importing more than its parents."""
-    parent = module.partition(".")[0]
-    return _has(parent) and (parent == module or _has(module))
