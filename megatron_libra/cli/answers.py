@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.vrsp import WindowOrder
 
-__all__ = ["order_answer", "plan_answer"]
+__all__ = ["order_answer", "plan_answer", "verify_answer"]
 
 
 def plan_answer(plan: PoolPlan, plan_ms: float) -> dict[str, Any]:
@@ -44,3 +45,13 @@ def order_answer(order: WindowOrder) -> dict[str, Any]:
         "step_imbalance": order.step_imbalance,
         "scope": order.scope,
     }
+
+
+def verify_answer(report: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `libra verify`; an error that is not finite is null in JSON."""
+    errors = {name: _finite(error) for name, error in report["errors"].items()}
+    return {**report, "errors": errors, "max_error": _finite(report["max_error"])}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -16,10 +16,10 @@ import typer
 
 from megatron_libra import __version__
 from megatron_libra.cli import tables
-from megatron_libra.cli.answers import order_answer, plan_answer
+from megatron_libra.cli.answers import order_answer, plan_answer, verify_answer
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.request import faults_of, read_pool, read_window
-from megatron_libra.plan.pool_plan import plan_pool
+from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
 from megatron_libra.plan.vrsp import order_window
 
 __all__ = ["app", "main"]
@@ -38,6 +38,8 @@ WindowPath = Annotated[
     Path, typer.Argument(metavar="WINDOW.json", help="The packed sequences of one global batch.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+DEVICE_HELP = "cpu: gloo and float64; cuda: NCCL and bfloat16, one GPU for each worker."
+DUMP_HELP = "Write q, k, v, dout, out, dq, dk, dv as (slot, token, head, dim) arrays."
 
 
 @app.callback()
@@ -60,13 +62,7 @@ def plan(pool: PoolPath, as_json: AsJson = False) -> None:
     with faults_of(pool):
         request = read_pool(pool)
         start = time.perf_counter()
-        planned = plan_pool(
-            request.sequences,
-            context_parallel_size=request.context_parallel_size,
-            shape=request.shape,
-            config=request.config,
-            seq_length=request.seq_length,
-        )
+        planned = request.plan()
     plan_ms = (time.perf_counter() - start) * 1000
     if as_json:
         _print_json(plan_answer(planned, plan_ms))
@@ -93,6 +89,26 @@ def order(window: WindowPath, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def verify(
+    pool: PoolPath,
+    device: Annotated[Device, typer.Option(help=DEVICE_HELP)] = Device.cpu,
+    dump: Annotated[Path | None, typer.Option(metavar="FILE.npz", help=DUMP_HELP)] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of Q, K, V and dO.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run one pool on local processes and compare with dense attention; exit 1 if it differs."""
+    with faults_of(pool):
+        planned = read_pool(pool).plan()
+    result = run_verification(planned, device=device.value, seed=seed, dump=dump)
+    if as_json:
+        _print_json(verify_answer(result.report))
+    else:
+        tables.show_verify(result.report)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show versions, and which kernels and transports this machine can use."""
     report = examine()
@@ -116,6 +132,9 @@ def main() -> None:
     except BrokenPipeError:
         # The reader, such as head, has seen enough; nothing may be flushed at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except VerificationFailed as error:
+        sys.stderr.write(f"error: {error}\n")
         code = 1
     except (KeyboardInterrupt, typer.Abort):
         code = 130

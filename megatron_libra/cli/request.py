@@ -19,6 +19,7 @@ from typing import Any
 
 from megatron_libra.cli.json_reader import MAX_INTEGER, JsonObject, read_json
 from megatron_libra.config import CHOICES, AttentionShape, LibraConfig
+from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["PoolRequest", "WindowRequest", "faults_of", "read_pool", "read_window"]
 
@@ -36,7 +37,7 @@ Sequences = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """What plan_pool is called with."""
+    """What is planned."""
 
     sequences: Sequences
     """P lists of sample lengths in tokens."""
@@ -45,6 +46,16 @@ class PoolRequest:
     context_parallel_size: int
     shape: AttentionShape
     config: LibraConfig
+
+    def plan(self) -> PoolPlan:
+        """The plan that is asked for; ValueError for a rule that only the planner knows."""
+        return plan_pool(
+            self.sequences,
+            context_parallel_size=self.context_parallel_size,
+            shape=self.shape,
+            config=self.config,
+            seq_length=self.seq_length,
+        )
 
 
 @dataclass(frozen=True, slots=True)
