@@ -1,0 +1,130 @@
+"""Process groups of one sequence pool, as few as possible (paper 3.2: a pool is P replicas x CP
+ranks).
+
+In: the ranks of a Megatron data-parallel x context-parallel list. Out: PoolGroups. NCCL keeps a
+    communicator (several hundred MB) for each group, so a pool gets two, dispatch and return, on
+    high-priority streams: at normal priority their kernels would queue behind FlashAttention's. A
+    pool of one worker gets none. Plans travel on one gloo group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["PoolGroups", "create_pool_groups", "pool_ranks"]
+
+NewGroup = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolGroups:
+    """The groups that this rank is a member of."""
+
+    ranks: tuple[int, ...]
+    """Global ranks of the pool, in worker order (slot * CP + cp_rank)."""
+    worker: int
+    """This rank's place in `ranks`."""
+    dispatch: dist.ProcessGroup | None
+    """Rows on their way to the worker that computes; None for a pool of one worker."""
+    return_: dist.ProcessGroup | None
+    """Rows on their way home; None for a pool of one worker."""
+    plan: dist.ProcessGroup | None
+    """Gloo, plans and digests; None if only this rank needs the plan."""
+    plan_ranks: tuple[int, ...]
+    """Global ranks of the plan group, the coordinator's first."""
+
+    @property
+    def num_created(self) -> int:
+        """Process groups that this rank created."""
+        return sum(group is not None for group in (self.dispatch, self.return_, self.plan))
+
+
+def pool_ranks(
+    dp_cp_ranks: Sequence[int], pool_size: int, context_parallel_size: int
+) -> list[tuple[int, ...]]:
+    """Cut one data-parallel x context-parallel rank list (CP fastest) into pools of P * CP ranks.
+
+    Example: pool_ranks([0, 2, 4, 6, 8, 10, 12, 14], 2, 2) -> [(0, 2, 4, 6), (8, 10, 12, 14)].
+
+    Raises:
+        ValueError: P does not divide the number of replicas.
+    """
+    data_parallel_size, rest = divmod(len(dp_cp_ranks), context_parallel_size)
+    if rest:
+        raise ValueError(
+            f"context_parallel_size ({context_parallel_size}) must divide the "
+            f"{len(dp_cp_ranks)} data x context parallel ranks; pass Megatron's group with context "
+            "parallelism."
+        )
+    if data_parallel_size % pool_size:
+        fitting = [p for p in range(1, data_parallel_size + 1) if data_parallel_size % p == 0]
+        raise ValueError(
+            f"pool_size ({pool_size}) must divide data_parallel_size "
+            f"({data_parallel_size}); try one of {fitting}."
+        )
+    width = pool_size * context_parallel_size
+    return [
+        tuple(dp_cp_ranks[start : start + width]) for start in range(0, len(dp_cp_ranks), width)
+    ]
+
+
+def create_pool_groups(
+    ranks: Sequence[int],
+    *,
+    backend: str,
+    plan_ranks: Sequence[int] | None = None,
+    new_group: NewGroup = dist.new_group,
+    timeout: timedelta | None = None,
+) -> PoolGroups:
+    """Create this rank's groups. Collective: every rank of `ranks` and of `plan_ranks` calls it,
+    once.
+
+    Args:
+        ranks: global ranks of this rank's pool, in worker order.
+        backend: "nccl" or "gloo", for dispatch and return.
+        plan_ranks: global ranks that need this pool's plan, the coordinator first (with tensor or
+            pipeline
+            parallelism more than the pool); by default the pool.
+        new_group: dist.new_group or Megatron's parallel_state.create_group, which keeps its timeout
+            updates.
+        timeout: of every group; by default the backend's own.
+
+    Raises:
+        ValueError: this rank is not in `ranks`, or the backend is unknown.
+    """
+    if backend not in ("nccl", "gloo"):
+        raise ValueError(f"backend ({backend!r}) must be nccl or gloo.")
+    rank = dist.get_rank()
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} must be in its pool's ranks {list(ranks)}.")
+    plan_ranks = ranks if plan_ranks is None else plan_ranks
+
+    def create(members: Sequence[int], kind: str, purpose: str) -> dist.ProcessGroup | None:
+        if len(members) == 1:
+            return None
+        return new_group(
+            ranks=list(members),
+            timeout=timeout,
+            backend=kind,
+            pg_options=_high_priority() if kind == "nccl" else None,
+            use_local_synchronization=True,
+            group_desc=f"LIBRA_{purpose}",
+        )
+
+    return PoolGroups(
+        ranks=tuple(ranks),
+        worker=list(ranks).index(rank),
+        dispatch=create(ranks, backend, "DISPATCH"),
+        return_=create(ranks, backend, "RETURN"),
+        plan=create(plan_ranks, "gloo", "PLAN"),
+        plan_ranks=tuple(plan_ranks),
+    )
+
+
+def _high_priority() -> Any:
+    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -1,0 +1,87 @@
+"""What every attention kernel offers, and the round that it is called for.
+
+In: q (Tq, N, D), k and v (Tk, G, D) of one head chunk: T rows, N query heads, G kv heads, D head
+    dim. Rows may be strided, the last axis is contiguous. Out: tensors of the same shapes. One call
+    is one varlen attention call of the paper's executor (section 5), causal and bottom-right
+    aligned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from megatron_libra.plan.worker_plan import Round
+
+__all__ = ["AttentionKernel", "BoundRound"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundRound:
+    """One round on the device. Query rows [query_start, query_stop) meet key rows [0, key_stop)."""
+
+    query_start: int
+    query_stop: int
+    key_stop: int
+    cu_queries: torch.Tensor
+    """(n + 1,) int32, relative to query_start; an entry with zero queries is a filler."""
+    cu_keys: torch.Tensor
+    """(n + 1,) int32, relative to key row 0."""
+    max_queries: int
+    max_keys: int
+    prepared: Any
+    """Whatever the kernel's `prepare` made of this round, once per bind."""
+
+    @property
+    def queries(self) -> slice:
+        """The rows of the compute query buffer that this round computes."""
+        return slice(self.query_start, self.query_stop)
+
+    @property
+    def keys(self) -> slice:
+        """The rows of the resident K/V buffer that this round reads."""
+        return slice(0, self.key_stop)
+
+
+class AttentionKernel(Protocol):
+    """Causal varlen attention of one round. Local: no kernel communicates."""
+
+    name: str
+    deterministic: bool
+    """True if two backward calls give the same bits."""
+
+    def prepare(self, plan_round: Round, device: torch.device) -> Any:
+        """Host work for one round, done once when a plan is bound; the result is
+        BoundRound.prepared."""
+
+    def check_sizes(
+        self, plan_round: Round, query_heads: int, kv_heads: int, head_dim: int
+    ) -> None:
+        """Raise ValueError if a call of this round would overflow the kernel's own index type."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bound_round: BoundRound,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out (Tq, N, D) in q's dtype and lse (N, Tq), natural logarithm, float32 (float64
+        for float64)."""
+
+    def backward(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        bound_round: BoundRound,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return dq, dk, dv; rows of fillers are exactly zero. dk and dv may come in a wider dtype
+        than k."""

@@ -1,0 +1,189 @@
+"""The engine of `libra verify`: run plans on local processes and compare with dense attention.
+
+In: PoolPlans. Out: a Verification for each, with the errors of out, dQ, dK, dV and the arrays. On
+the CPU all is float64 over gloo with the reference kernel; on CUDA bfloat16 over NCCL with torch's
+FlashAttention, against float64 attention of the same rounded inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.executor.attention import libra_attention
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.dense import dense_attention
+from megatron_libra.executor.groups import create_pool_groups
+from megatron_libra.executor.inputs import RESULTS, gather_workers, pool_tensors, worker_tensors
+from megatron_libra.executor.local import run_workers
+from megatron_libra.executor.runtime import pool_runtime
+from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
+
+__all__ = ["TOLERANCES", "Verification", "error_of", "verify_plans", "verify_pool"]
+
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+"""Largest accepted error by dtype; see `error_of`."""
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verification:
+    """One plan's outcome."""
+
+    plan: PoolPlan
+    report: dict[str, Any]
+    """workers, device, dtype, kernel, seed, tolerance, errors and max_abs by tensor, max_error,
+    passed, digest; all of it JSON."""
+    arrays: dict[str, NDArray[Any]]
+    """q, k, v, dout, out, dq, dk, dv as (slot, token, head, dim); float32 for half precision."""
+
+    @property
+    def passed(self) -> bool:
+        """True if every error is within the tolerance."""
+        return bool(self.report["passed"])
+
+
+def verify_pool(pool: Mapping[str, Any], **options: Any) -> Verification:
+    """Verify one pool given as a POOL.json mapping; options and errors as in verify_plans.
+
+    Raises:
+        ValueError: the pool breaks a rule; the message names it.
+    """
+    plan = plan_pool(
+        pool["sequences"],
+        context_parallel_size=pool["context_parallel_size"],
+        shape=AttentionShape(**pool["attention"]),
+        config=LibraConfig(**pool["libra"]),
+        seq_length=pool.get("seq_length"),
+    )
+    return verify_plans([plan], **options)[0]
+
+
+def verify_plans(
+    plans: Sequence[PoolPlan],
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    timeout_s: float = 600.0,
+) -> list[Verification]:
+    """Run the real executor on local processes and compare with dense attention.
+
+    Args:
+        plans: all with the same number of workers; they share one set of processes.
+        device: "cpu" (gloo, float64 by default) or "cuda" (NCCL, bfloat16 by default, one GPU for
+            each worker).
+        dtype: float64, float32, bfloat16 or float16.
+        tolerance: by default TOLERANCES[dtype].
+
+    Raises:
+        ValueError: too few GPUs, an unknown device or dtype, or a kernel that cannot run there.
+        WorkerFailed: a worker failed; the message has its trace.
+        TimeoutError: the run took longer than timeout_s.
+    """
+    dtype = dtype or ("bfloat16" if device == "cuda" else "float64")
+    _check(plans, device, dtype)
+    work = [plan.to_bytes() for plan in plans]
+    by_worker = run_workers(
+        _run_plans, plans[0].num_workers, work, device, dtype, seed,
+        backend=BACKENDS[device], timeout_s=timeout_s,
+    )  # fmt: skip
+    limit = TOLERANCES[dtype] if tolerance is None else tolerance
+    return [
+        _compare(plan, parts, {"device": device, "dtype": dtype, "seed": seed, "tolerance": limit})
+        for plan, *parts in zip(plans, *by_worker, strict=True)
+    ]
+
+
+def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The worst row's error over its norm plus the mean row norm; a row is one token and head.
+
+    One wrong row is seen however many are right; rounding of long rows is forgiven in proportion.
+    """
+    row_norm = expected.norm(dim=-1)
+    worst = ((actual - expected).norm(dim=-1) / (row_norm + row_norm.mean() + 1e-300)).max()
+    return float("inf") if bool(worst.isnan()) else float(worst)
+
+
+def _check(plans: Sequence[PoolPlan], device: str, dtype: str) -> None:
+    if dtype not in TOLERANCES:
+        raise ValueError(f"dtype ({dtype!r}) must be one of {', '.join(TOLERANCES)}.")
+    if device not in BACKENDS:
+        raise ValueError(f"device ({device!r}) must be one of {', '.join(BACKENDS)}.")
+    num_workers = plans[0].num_workers
+    if any(plan.num_workers != num_workers for plan in plans):
+        raise ValueError("plans that are verified together must have the same number of workers.")
+    num_gpus = torch.cuda.device_count() if device == "cuda" else num_workers
+    if num_gpus < num_workers:
+        raise ValueError(
+            f"a pool of {num_workers} workers needs {num_workers} GPUs and this machine has "
+            f"{num_gpus}; try --device cpu, or a pool_size * context_parallel_size that fits."
+        )
+
+
+def _run_plans(
+    work: list[bytes], device: str, dtype: str, seed: int
+) -> list[tuple[str, dict[str, NDArray[Any]]]]:
+    """Body of a worker: kernel name and results of its share of every plan."""
+    worker = dist.get_rank()
+    groups = create_pool_groups(
+        range(dist.get_world_size()), backend=BACKENDS[device], plan_ranks=[worker]
+    )
+    here = torch.device("cuda", worker) if device == "cuda" else torch.device("cpu")
+    return [_run_plan(PoolPlan.from_bytes(data), groups, here, dtype, seed) for data in work]
+
+
+def _run_plan(
+    plan: PoolPlan, groups: Any, device: torch.device, dtype: str, seed: int
+) -> tuple[str, dict[str, NDArray[Any]]]:
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    runtime = pool_runtime(
+        groups, plan.config, device=device, dtype=torch_dtype, head_dim=plan.shape.head_dim
+    )
+    tensors = worker_tensors(plan, groups.worker, pool_tensors(plan, seed, torch_dtype))
+    q, k, v, dout = (tensors[name].to(device) for name in ("q", "k", "v", "dout"))
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = libra_attention(*leaves, bind(plan.worker_plan(groups.worker), runtime))
+    gradients = torch.autograd.grad(out, leaves, dout)
+    results = zip(RESULTS, (out.detach(), *gradients), strict=True)
+    return runtime.kernel.name, {name: _to_numpy(tensor) for name, tensor in results}
+
+
+def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return (tensor.float() if half else tensor).cpu().numpy()
+
+
+def _compare(
+    plan: PoolPlan, parts: Sequence[tuple[str, dict[str, NDArray[Any]]]], settings: dict[str, Any]
+) -> Verification:
+    inputs = pool_tensors(plan, settings["seed"], getattr(torch, settings["dtype"]))
+    on_device = {name: tensor.to(settings["device"]) for name, tensor in inputs.items()}
+    dense = dense_attention(on_device, plan.sequences)
+    results, errors, max_abs = {}, {}, {}
+    for name in RESULTS:
+        actual = gather_workers(plan, [torch.from_numpy(part[name]) for _, part in parts])
+        expected = dense[name].cpu()
+        results[name] = actual.numpy()
+        errors[name] = error_of(actual.double(), expected)
+        max_abs[name] = float((actual.double() - expected).abs().max())
+    worst = max(errors.values())
+    report = {
+        "workers": plan.num_workers,
+        "kernel": parts[0][0],
+        **settings,
+        "errors": errors,
+        "max_abs": max_abs,
+        "max_error": worst,
+        "passed": worst <= settings["tolerance"],
+        "digest": plan.digest,
+    }
+    named = {name: _to_numpy(tensor) for name, tensor in inputs.items()}
+    return Verification(plan, report, {**named, **results})
