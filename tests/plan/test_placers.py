@@ -176,6 +176,16 @@ def test_swaps_balance_where_no_single_tile_fits():
         check_plan(result)
 
 
+def test_the_default_is_never_less_balanced_than_algorithm_2():
+    rng = np.random.default_rng(11)
+    for _ in range(40):
+        sequences = random_sequences(rng, 4, 96)
+        fields = {"block_size": int(rng.integers(4, 60)), "head_split": int(rng.choice([1, 4]))}
+        ours = plan(sequences, 2, 96, placer="home_first", **fields)
+        paper = plan(sequences, 2, 96, placer="paper", **fields)
+        assert ours.imbalance <= max(0.03, paper.imbalance) + 1e-12
+
+
 def test_coarse_tiles_never_end_above_their_homes():
     rng = np.random.default_rng(5)
     for _ in range(30):

@@ -1,139 +1,118 @@
-"""Start every tile at its home and shed what exceeds the load target.
+"""Start every tile at its home, shed what exceeds the load target, pour it into lighter workers.
 
-In: problem. Out: worker per tile.
+In: problem. Out: worker per tile. Beyond the paper: Algorithm 2 starts from nothing and so moves
+tiles that were fine where they were. Here an overloaded worker sheds the tiles with the most pairs
+per byte, the late blocks of its longest samples, until it is at C. What was shed is then poured,
+KV group by KV group and latest block first, so that few workers fetch the same keys: while a group
+is larger than any room, the largest room takes as much of it as fits; what remains goes whole into
+the smallest room that holds it. Coarse tiles that fit nowhere are levelled in the end (level.py);
+where even that stays above C, Algorithm 2 is tried too and the smaller largest load wins.
 
-Beyond the paper: Algorithm 2 starts from nothing and so moves tiles that were fine where they were.
-Here the most loaded worker gives tiles away, cheapest added bytes per pair first, to workers that
-stay at or below C. When nothing fits below C (coarse tiles), the move, or else the swap with a
-lightly loaded worker, that lowers the larger of the two loads most is made, until neither helps.
-Ties: tile id, worker id.
-
-Example, two workers, tau = 0, tiles of pairs 5, 3, 2 at home on worker 0: C = 5. Worker 0 sheds
-tiles until its load is 5; worker 1, empty, takes them.
+Example, two workers, tau = 0, one sample on worker 0 in blocks of 3, 7, 11 and 15 pairs, worker 1
+with two blocks of 3: C = 21. Worker 0 sheds its last block (15) and worker 1 takes it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.plan.placers.problem import PlacementProblem, ResidentKV
+from megatron_libra.plan.placers import paper
+from megatron_libra.plan.placers.level import level
+from megatron_libra.plan.placers.problem import PlacementProblem
+from megatron_libra.plan.tiles import causal_pairs
 
 __all__ = ["place"]
 
 Int64 = NDArray[np.int64]
-SWAP_RECEIVERS = 8
-"""Least loaded workers that a swap looks at."""
 
 
 def place(problem: PlacementProblem) -> Int64:
     """(T,) the worker of each tile."""
-    shedding = _Shedding(problem)
-    while (donor := shedding.next_donor()) is not None:
-        shedding.relieve(donor)
-    return shedding.worker
+    worker, pairs = problem.tile_home, problem.tile_pairs
+    load = np.zeros(problem.num_workers, np.int64)
+    np.add.at(load, worker, pairs)
+    if not len(pairs) or load.max() <= problem.load_target:
+        return worker
+    main = _main_fragments(problem)
+    shed = _shed(problem, main, load)
+    np.subtract.at(load, worker[shed.tile], pairs[shed.tile])
+    _pour(problem, shed, worker, load)
+    level(problem, worker, load)
+    if load.max() <= problem.load_target:
+        return worker
+    other = paper.place(problem)
+    other_load = np.zeros_like(load)
+    np.add.at(other_load, other, pairs)
+    return other if other_load.max() < load.max() else worker
 
 
-class _Shedding:
-    """Loads, residency and tile owners while tiles leave overloaded workers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shed:
+    """Tiles that leave their homes, by KV group and latest block first."""
 
-    def __init__(self, problem: PlacementProblem) -> None:
-        self.problem = problem
-        self.pairs = problem.tile_pairs
-        self.home = problem.tile_home
-        self.query_bytes = np.repeat(problem.query_bytes, problem.heads.head_split)
-        self.worker = self.home.copy()
-        self.load = np.zeros(problem.num_workers, np.int64)
-        np.add.at(self.load, self.home, self.pairs)
-        self.resident = ResidentKV(problem)
-        for tile, home in enumerate(self.home.tolist()):
-            self.resident.place(tile, home)
-        self.stuck = np.zeros(problem.num_workers, np.bool_)
+    tile: Int64
+    group_start: Int64
+    """(G + 1,) tiles of group g are group_start[g] : group_start[g + 1]."""
 
-    def next_donor(self) -> int | None:
-        """The most loaded worker above C that can still give something away."""
-        load = np.where(self.stuck, -1, self.load)
-        donor = int(load.argmax())
-        return donor if load[donor] > self.problem.load_target else None
 
-    def relieve(self, donor: int) -> None:
-        """Shed the donor's tiles until it is at or below C, or nothing helps."""
-        tiles = np.flatnonzero((self.worker == donor) & (self.pairs > 0))
-        added = self._added_bytes(tiles)
-        while self.load[donor] > self.problem.load_target:
-            move = self._cheapest(tiles, added) or self._most_levelling(tiles, donor)
-            if move is None:
-                self.stuck[donor] = not self._swap(tiles, donor)
-                return
-            row, receiver = move
-            self._move(int(tiles[row]), donor, receiver)
-            tiles, added = np.delete(tiles, row), np.delete(added, row, axis=0)
-            keys = self.resident.added_keys_of(tiles, receiver)
-            added[:, receiver] = self._bytes(tiles, keys, receiver)
+def _main_fragments(problem: PlacementProblem) -> Int64:
+    """(N,) the fragment with the most pairs of each block; its sample names the block's KV group."""
+    blocks = problem.blocks
+    pairs = causal_pairs(blocks.fragment_start, blocks.fragment_stop)
+    block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
+    order = np.lexsort((pairs, block))
+    return order[blocks.first_fragment[1:] - 1]
 
-    def _added_bytes(self, tiles: Int64) -> Int64:
-        """(n, W) bytes that moving each tile to each worker adds."""
-        keys = [self.resident.added_keys(tile) for tile in tiles.tolist()]
-        added = np.array(keys, np.int64).reshape(len(tiles), -1) * self.problem.kv_token_bytes
-        added += self.query_bytes[tiles, None]
-        added[np.arange(len(tiles)), self.home[tiles]] -= self.query_bytes[tiles]
-        return added
 
-    def _bytes(self, tiles: Int64, keys: Int64, worker: int) -> Int64:
-        """(n,) bytes that moving each tile to one worker adds."""
-        away = self.home[tiles] != worker
-        added: Int64 = keys * self.problem.kv_token_bytes + away * self.query_bytes[tiles]
-        return added
+def _shed(problem: PlacementProblem, main: Int64, load: Int64) -> _Shed:
+    """What overloaded workers give away until they are at C, most pairs per byte first."""
+    blocks, head_split = problem.blocks, problem.heads.head_split
+    keys = np.add.reduceat(blocks.fragment_stop, blocks.first_fragment[:-1])
+    keys -= blocks.fragment_stop[main]  # the main sample's keys are shared by its other tiles
+    price = blocks.pairs / (problem.query_bytes + keys * problem.kv_token_bytes)
+    giver = np.flatnonzero(load[blocks.home] > problem.load_target)
+    giver = giver[np.lexsort((-price[giver], blocks.home[giver]))]
+    tile = (giver[:, None] * head_split + np.arange(head_split)).ravel()
+    home, pairs = problem.tile_home[tile], problem.tile_pairs[tile]
+    first = np.flatnonzero(np.diff(home, prepend=-1))
+    total = np.cumsum(pairs) - pairs
+    before = total - np.repeat(total[first], np.diff(first, append=len(home)))
+    return _by_group(problem, main, tile[before < load[home] - problem.load_target])
 
-    def _cheapest(self, tiles: Int64, added: Int64) -> tuple[int, int] | None:
-        """(row, receiver) of the fewest added bytes per pair among moves that keep the receiver at
-        C.
-        """
-        pairs = self.pairs[tiles, None]
-        fits = self.load + pairs <= self.problem.load_target
-        if not fits.any():
-            return None
-        price = np.where(fits, added / pairs, np.inf)
-        row, receiver = divmod(int(price.argmin()), self.problem.num_workers)
-        return row, receiver
 
-    def _most_levelling(self, tiles: Int64, donor: int) -> tuple[int, int] | None:
-        """(row, receiver) of the move that leaves the smallest larger load, if it is an
-        improvement.
-        """
-        if not len(tiles):
-            return None
-        receiver = int(self.load.argmin())
-        larger = np.maximum(
-            self.load[donor] - self.pairs[tiles], self.load[receiver] + self.pairs[tiles]
-        )
-        row = int(larger.argmin())
-        return (row, receiver) if larger[row] < self.load[donor] else None
+def _by_group(problem: PlacementProblem, main: Int64, tile: Int64) -> _Shed:
+    heads, blocks = problem.heads, problem.blocks
+    block, shard = np.divmod(tile, heads.head_split)
+    kv_shard = shard * heads.kv_shards // heads.head_split
+    group = blocks.fragment_sample[main[block]] * heads.kv_shards + kv_shard
+    order = np.lexsort((tile, -blocks.fragment_stop[main[block]], group))
+    start = np.flatnonzero(np.diff(group[order], prepend=-1))
+    return _Shed(tile[order], np.append(start, len(tile)))
 
-    def _swap(self, tiles: Int64, donor: int) -> bool:
-        """Trade one of the donor's tiles for a lighter one so that the larger load falls most;
-        False: none does.
-        """
-        best = int(self.load[donor])
-        trade: tuple[int, int, int] | None = None
-        for receiver in np.argsort(self.load, kind="stable")[:SWAP_RECEIVERS].tolist():
-            theirs = np.flatnonzero((self.worker == receiver) & (self.pairs > 0))
-            shed = self.pairs[tiles, None] - self.pairs[theirs]
-            larger = np.maximum(self.load[donor] - shed, self.load[receiver] + shed)
-            if larger.size and larger.min() < best:
-                best = int(larger.min())
-                given, taken = divmod(int(larger.argmin()), len(theirs))
-                trade = int(tiles[given]), int(theirs[taken]), receiver
-        if trade is None:
-            return False
-        given, taken, receiver = trade
-        self._move(given, donor, receiver)
-        self._move(taken, receiver, donor)
-        return True
 
-    def _move(self, tile: int, donor: int, receiver: int) -> None:
-        self.worker[tile] = receiver
-        self.load[donor] -= self.pairs[tile]
-        self.load[receiver] += self.pairs[tile]
-        self.resident.place(tile, receiver)
-        self.stuck[receiver] = False
+def _pour(problem: PlacementProblem, shed: _Shed, worker: Int64, load: Int64) -> None:
+    """Give every shed tile a worker with room below C; heaviest group first, then group order."""
+    pairs = problem.tile_pairs[shed.tile]
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(pairs)])
+    size = np.diff(total[shed.group_start])
+    for group in np.argsort(-size, kind="stable").tolist():
+        tile, stop = int(shed.group_start[group]), int(shed.group_start[group + 1])
+        while tile < stop:
+            receiver = _receiver(problem.load_target - load, int(total[stop] - total[tile]))
+            room = problem.load_target - load[receiver]
+            fits = int(np.searchsorted(total, total[tile] + room, side="right")) - 1
+            cut = min(
+                max(fits, tile + 1), stop
+            )  # a tile that fits nowhere goes to the largest room
+            worker[shed.tile[tile:cut]] = receiver
+            load[receiver] += total[cut] - total[tile]
+            tile = cut
+
+
+def _receiver(room: NDArray[np.float64], pairs: int) -> int:
+    """The smallest room that holds the pairs, else the largest room; ties by worker id."""
+    holds = room >= pairs
+    return int(np.where(holds, room, np.inf).argmin() if holds.any() else room.argmax())

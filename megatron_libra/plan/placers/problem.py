@@ -131,17 +131,6 @@ class ResidentKV:
         keys: Int64 = np.maximum(growth, 0, out=growth).sum(axis=0)
         return keys
 
-    def added_keys_of(self, tiles: Int64, worker: int) -> Int64:
-        """(n,) remote keys that placing each of the tiles on one worker would add."""
-        return np.array([self._added(int(tile), worker) for tile in tiles], np.int64)
-
-    def _added(self, tile: int, worker: int) -> int:
-        fragments, kv_shard, samples = self._where(tile)
-        growth = (
-            self._problem.remote_keys[fragments, worker] - self._keys[kv_shard, samples, worker]
-        )
-        return int(np.maximum(growth, 0, out=growth).sum())
-
     def place(self, tile: int, worker: int) -> None:
         """Note that a worker holds the keys of a tile."""
         fragments, kv_shard, samples = self._where(tile)
