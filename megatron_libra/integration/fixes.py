@@ -1,0 +1,86 @@
+"""Repair four faults of Megatron on machines without TransformerEngine, Apex or a git checkout.
+
+In: an importable megatron. Out: the same megatron, working. They matter on GPUs as on CPU. Each
+repair first asks whether its fault is there, so with TransformerEngine or Apex this module
+changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["apply"]
+
+
+def apply() -> None:
+    """Repair what needs it; calling it twice is as good as once."""
+    _skip_missing_makefile()
+    _repair_torch_adam_checkpoints()
+    _name_te_gemm()
+
+
+def _skip_missing_makefile() -> None:
+    """1: the wheel ships helpers_cpp compiled but no Makefile, so compiling it again ends in
+    sys.exit."""
+    import megatron.core.datasets.utils as utils
+
+    if not (Path(utils.__file__).parent / "Makefile").exists():
+        utils.compile_helpers = lambda: None
+
+
+def _repair_torch_adam_checkpoints() -> None:
+    """2 and 3: with torch's Adam the distributed optimizer cannot save before, or load into, a
+    first step."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    optimizer = distrib_optimizer.DistributedOptimizer
+    if distrib_optimizer.HAVE_APEX_OR_TE or hasattr(optimizer, "libra_repaired"):
+        return
+    optimizer.state_dict = _with_adam_state(optimizer.state_dict)
+    optimizer.load_state_dict = _with_adam_step(optimizer.load_state_dict)
+    optimizer.libra_repaired = True
+
+
+def _with_adam_state(state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    """2: state_dict() asserts that Adam has one `step`, which is not there before the first
+    step."""
+
+    def wrapped(self: Any) -> Any:
+        if not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
+                        "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
+                    }
+        return state_dict(self)
+
+    return wrapped
+
+
+def _with_adam_step(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    """3: loading writes into views of leaves outside no_grad, and the tensors `step` come back
+    zeroed."""
+
+    @torch.no_grad()
+    def wrapped(self: Any, state_dict: Any) -> None:
+        load_state_dict(self, state_dict)
+        steps = [group.get("step") for group in state_dict["optimizer"]["param_groups"]]
+        if steps and steps[0] is not None:
+            for state in self.optimizer.state.values():
+                state["step"] = torch.tensor(float(steps[0]))
+
+    return wrapped
+
+
+def _name_te_gemm() -> None:
+    """4: the MoE router of some versions names a function that only TransformerEngine's import
+    binds."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

@@ -1,0 +1,104 @@
+"""Put the hooks into an unmodified Megatron, in this process only. In: nothing. Out:
+megatron.training, extended.
+
+Five names are replaced, each by a function that calls the original. A tree that was patched
+(patches/) calls the hooks itself, and is left alone."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import megatron.training
+from megatron.training import arguments, training
+
+from megatron_libra.integration import fixes, hooks, yaml
+
+__all__ = ["install"]
+
+NATIVE = "libra_hooks"
+"""Attribute of megatron.training.training that a patched tree sets."""
+
+
+def install(settings: dict[str, Any] | None = None) -> None:
+    """Make `--context-parallel-impl` known to Megatron. Call it before the training script's own
+    imports.
+
+    Args:
+        settings: a run file's mapping; its words go before the command line's.
+    """
+    fixes.apply()
+    _wrap(arguments, "parse_args", functools.partial(_parse_args, settings or {}))
+    if hasattr(training, NATIVE):
+        return
+    setattr(training, NATIVE, "installed")
+    _wrap(training, "build_pretraining_data_loader", _data_loader)
+    _wrap(training, "build_train_valid_test_data_iterators", _data_iterators)
+    _wrap(training, "training_log", _training_log)
+    _wrap(training, "pretrain", _pretrain)
+    # Scripts import it from the package, by name.
+    megatron.training.pretrain = training.pretrain
+
+
+def _wrap(module: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(module, name, wrapped)
+
+
+def _parse_args(
+    settings: dict[str, Any],
+    original: Callable[..., Any],
+    extra_args_provider: Callable[..., Any] | None = None,
+    ignore_unknown_args: bool = False,
+) -> Any:
+    def provider(parser: Any) -> Any:
+        if extra_args_provider is not None:
+            parser = extra_args_provider(parser)
+        parser = hooks.add_arguments(parser)
+        # Now every flag is known, so a run file's keys can be checked and written as words.
+        sys.argv[1:1] = yaml.expand(settings, parser)
+        settings.clear()
+        return parser
+
+    return original(provider, ignore_unknown_args)
+
+
+def _data_loader(original: Callable[..., Any], dataset: Any, consumed_samples: int) -> Any:
+    return hooks.data_loader(dataset, consumed_samples, original)
+
+
+def _data_iterators(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return hooks.data_iterators(original(*args, **kwargs))
+
+
+def _training_log(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    hooks.end_iteration(given["iteration"], given["loss_dict"])
+    return result
+
+
+def _pretrain(
+    original: Callable[..., Any],
+    cfg_container: Any,
+    datasets_provider: Any,
+    model_type: Any,
+    forward_step: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    forward_step = hooks.begin(cfg_container, forward_step)
+    completed = False
+    try:
+        original(cfg_container, datasets_provider, model_type, forward_step, *args, **kwargs)
+        completed = True
+    finally:
+        hooks.end(completed)

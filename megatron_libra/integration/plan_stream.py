@@ -1,0 +1,116 @@
+"""Plans of one data stream in microbatch order. In: what the sampler will yield. Out: a PoolPlan
+for each pass.
+
+    request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (plan_ahead = 2)
+
+Every rank that needs a pool's plans (all of its tensor-parallel ranks and pipeline stages) runs
+the same stream and so makes the same requests in the same order, whether it holds data or not.
+Only the coordinator knows lengths. A stream that has run out goes on with empty sequences, so
+that no rank has to know its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from megatron_libra.data.sampler import Microbatch
+from megatron_libra.plan.pool_plan import PoolPlan
+
+__all__ = ["PlanSource", "PlanStream", "PlannedBatch", "PlannedBatches"]
+
+Key = tuple[str, int]
+
+
+class PlanSource(Protocol):
+    """The part of PlanCoordinator that a stream uses."""
+
+    def request(self, key: Key, sequences: Any) -> None:
+        """Announce a plan; the coordinator gives the sequences, every other rank None."""
+
+    def take(self, key: Key) -> PoolPlan:
+        """The announced plan; waits for it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedBatch:
+    """What a data iterator yields to the forward step: one microbatch of this rank and its pool's
+    plan."""
+
+    stream: str
+    """train, valid or test."""
+    index: int
+    """Number of the microbatch in its stream, from 0 in this process."""
+    plan: PoolPlan
+    batch: dict[str, Any] | None
+    """What the data loader yielded; None on ranks that hold no data."""
+    wait_ms: float = 0.0
+    """Milliseconds that the data iterator waited for the plan."""
+
+
+class PlanStream:
+    """Plans of one stream, each made once and shared by the model chunks of this rank."""
+
+    def __init__(self, name: str, plans: PlanSource, *, ahead: int, pool_size: int) -> None:
+        self.name = name
+        self._plans = plans
+        self._ahead = ahead
+        self._nothing: tuple[tuple[int, ...], ...] = ((),) * pool_size
+        self._upcoming: Iterator[Microbatch] | None = None
+        self._num_requested = 0
+        self._num_readers = 0
+        self._ready: dict[int, PoolPlan] = {}
+        self._reads_left: dict[int, int] = {}
+
+    def feed(self, upcoming: Iterator[Microbatch]) -> None:
+        """Give the stream its lengths; on the coordinator, before the first plan is asked for."""
+        self._upcoming = upcoming
+
+    def add_reader(self) -> None:
+        """One more model chunk reads every plan of the stream."""
+        self._num_readers += 1
+
+    def plan(self, index: int) -> PoolPlan:
+        """Plan of a microbatch; the last reader's call forgets it. Waits until the plan is
+        there."""
+        while self._num_requested <= index + self._ahead:
+            self._request(self._num_requested)
+            self._num_requested += 1
+        if index not in self._ready:
+            self._ready[index] = self._plans.take((self.name, index))
+            self._reads_left[index] = self._num_readers
+        self._reads_left[index] -= 1
+        if self._reads_left[index]:
+            return self._ready[index]
+        del self._reads_left[index]
+        return self._ready.pop(index)
+
+    def _request(self, index: int) -> None:
+        sequences = None
+        if self._upcoming is not None:
+            microbatch = next(self._upcoming, None)
+            sequences = self._nothing if microbatch is None else microbatch.sequences
+        self._plans.request((self.name, index), sequences)
+
+
+class PlannedBatches:
+    """Iterator of one model chunk: the data loader's batches, if there are any here, each with
+    its plan."""
+
+    def __init__(self, stream: PlanStream, batches: Iterator[dict[str, Any]] | None) -> None:
+        self._stream = stream
+        self._batches = batches
+        self._index = 0
+        stream.add_reader()
+
+    def __iter__(self) -> PlannedBatches:
+        return self
+
+    def __next__(self) -> PlannedBatch:
+        batch = None if self._batches is None else next(self._batches)
+        index, self._index = self._index, self._index + 1
+        start = time.perf_counter()
+        plan = self._stream.plan(index)
+        wait_ms = (time.perf_counter() - start) * 1e3
+        return PlannedBatch(self._stream.name, index, plan, batch, wait_ms)

@@ -1,0 +1,37 @@
+"""The run in progress: the only global of the package. In: a Session, once a run. Out: the same,
+for the hooks.
+
+Megatron calls the hooks by name and hands them nothing of ours; everything else receives what it
+needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron_libra.integration.session import Session
+
+__all__ = ["clear", "get", "put"]
+
+_session: Session | None = None
+
+
+def get() -> Session | None:
+    """The run in progress, or None if this process trains without libra."""
+    return _session
+
+
+def put(session: Session) -> None:
+    """Remember the run. ValueError if there is one already."""
+    global _session
+    if _session is not None:
+        raise ValueError(
+            "a libra run is in progress in this process; close it before starting another."
+        )
+    _session = session
+
+
+def clear() -> None:
+    """Forget the run."""
+    global _session
+    _session = None
