@@ -59,7 +59,7 @@ class _Shed:
 
 
 def _main_fragments(problem: PlacementProblem) -> Int64:
-    """(N,) the fragment with the most pairs of each block; its sample names the block's KV group."""
+    """(N,) the fragment with the most pairs of each block; its sample names the KV group."""
     blocks = problem.blocks
     pairs = causal_pairs(blocks.fragment_start, blocks.fragment_stop)
     block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
@@ -112,7 +112,7 @@ def _pour(problem: PlacementProblem, shed: _Shed, worker: Int64, load: Int64) ->
             tile = cut
 
 
-def _receiver(room: NDArray[np.float64], pairs: int) -> int:
+def _receiver(room: NDArray[np.floating], pairs: int) -> int:
     """The smallest room that holds the pairs, else the largest room; ties by worker id."""
     holds = room >= pairs
     return int(np.where(holds, room, np.inf).argmin() if holds.any() else room.argmax())
