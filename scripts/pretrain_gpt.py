@@ -1,4 +1,4 @@
-"""Pretrain a GPT with the megatron-core wheel alone. In: Megatron's and libra's flags. Out: a model.
+"""Pretrain a GPT with the megatron-core wheel alone. In: Megatron's, libra's flags. Out: a model.
 
     torchrun --nproc-per-node 4 scripts/pretrain_gpt.py --context-parallel-impl libra ...
     torchrun --nproc-per-node 4 -m megatron_libra.run --config RUN.yaml scripts/pretrain_gpt.py

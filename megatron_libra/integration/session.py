@@ -22,6 +22,7 @@ from megatron_libra.data.lengths import length_table
 from megatron_libra.data.sampler import LibraSampler, ReplicaLayout
 from megatron_libra.data.schedule import constant_batch_size, parse_step_batch_size
 from megatron_libra.executor.coordinator import PlanCoordinator
+from megatron_libra.executor.plan_server import PlanSettings
 from megatron_libra.executor.runtime import pool_runtime
 from megatron_libra.integration import rope
 from megatron_libra.integration.arguments import config_from_args, shape_from_args
@@ -75,11 +76,13 @@ class Session:
             head_dim=self.shape.head_dim,
         )
         self._coordinator = PlanCoordinator(
-            groups.pool,
-            self.config,
-            shape=self.shape,
-            context_parallel_size=args.context_parallel_size,
-            seq_length=args.seq_length,
+            groups.pool.plan,
+            PlanSettings(
+                context_parallel_size=args.context_parallel_size,
+                shape=self.shape,
+                config=self.config,
+                seq_length=args.seq_length,
+            ),
         )
         self._splitter = BatchSplitter(
             self.layout, runtime, groups.pool.worker, num_chunks=len(model_chunks)
