@@ -170,6 +170,7 @@ class LibraSampler:
         self._start = consumed_samples
         self._num_samples = len(table)
         self._stop = _stop_of(self._num_samples, consumed_samples, size, tail)
+        self._latest: Window | None = None
 
     def __len__(self) -> int:
         """Microbatches of this replica, from its first step to its last."""
@@ -190,7 +191,10 @@ class LibraSampler:
         """The steps in training order; the last may be short. The same on every rank."""
         start = self._start
         while start < self._stop:
-            window = self._window(start)
+            window = self._latest
+            if window is None or window.start != start:
+                # Loader, planner and telemetry each iterate; the first to get here orders for all.
+                self._latest = window = self._window(start)
             yield window
             start += len(window.samples)
 

@@ -1,0 +1,175 @@
+"""Files of lengths: each format by hand, and every kind of damaged file as one clear line."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_libra.data.files import read_lengths
+from megatron_libra.data.rows import LengthRows
+from megatron_libra.data.sidecar import build_sidecar
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[12, 3]", [(12,), (3,)]),
+        ("[[12, 3], [], [5]]", [(12, 3), (), (5,)]),
+        ('{"sequences": [[12, 3]], "seq_length": 20}', [(12, 3)]),
+        ("[]", []),
+    ],
+)
+def test_json(tmp_path: Path, content: str, expected: list[tuple[int, ...]]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert list(read_lengths(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[12, -3]", r"a.json: lengths\[1\] \(-3\) must be an integer of 0"),
+        ("[12, 3.5]", r"a.json: lengths\[1\] \(3.5\)"),
+        ("[[1], [2, null]]", r"a.json: lengths\[1\]\[1\] \(None\)"),
+        ("[[1], 2]", r"a.json: entry 1 \(2\) must be like entry 0 \(\[1\]\)"),
+        ("[1, [2]]", r"a.json: entry 1 \(\[2\]\) must be like entry 0 \(1\)"),
+        ("[1,", "a.json: not JSON .*write \\[1200, 3000\\]"),
+        ('{"lengths": [1]}', "a.json: holds a dict, it must be a list"),
+        ('{"sequences": 3}', "a.json: holds a int, it must be a list"),
+        ("\xff\xfe", "a.json: not JSON"),
+    ],
+)
+def test_bad_json(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=message):
+        read_lengths(path)
+
+
+def test_numpy(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([5, 6], np.uint32))
+    assert list(read_lengths(tmp_path / "a.npy")) == [(5,), (6,)]
+    LengthRows.from_rows([[1, 2], [3]]).save(tmp_path / "a.npz")
+    assert list(read_lengths(tmp_path / "a.npz")) == [(1, 2), (3,)]
+
+
+def test_bad_numpy(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    for array, message in [
+        (np.zeros((2, 2), int), "2 dimensions"),
+        (np.array([0.5]), "float64"),
+        (np.array(["a"]), "flat list of integers"),
+        (np.array([None]), "not a .npy file of numbers"),
+    ]:
+        np.save(path, array)
+        with pytest.raises(ValueError, match=f"a.npy: .*{message}"):
+            read_lengths(path)
+    path.write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match="a.npy: not a .npy file"):
+        read_lengths(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="a.npy: not a .npy file"):
+        read_lengths(path)
+
+
+def idx_bytes(lengths: list[int], version: int = 1) -> bytes:
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", version, 4, len(lengths), len(lengths) + 1)
+    return header + np.array(lengths, "<i4").tobytes()
+
+
+def test_idx(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.idx"
+    path.write_bytes(idx_bytes([7, 9]) + b"pointers follow")
+    assert list(read_lengths(path)) == [(7,), (9,)]
+    for content, message in [
+        (idx_bytes([7, 9])[:-3], "1 of 2 lengths; the file is cut short"),
+        (idx_bytes([7], version=2), r"version \(2\) of the index must be 1"),
+        (b"MMIDIDX", "not the index of a Megatron corpus"),
+        (b"x" * 100, "not the index of a Megatron corpus"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"corpus.idx: {message}"):
+            read_lengths(path)
+
+
+def test_jsonl_reads_its_sidecar(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"text": "abc"}\n')
+    with pytest.raises(ValueError, match="libra lengths .*chat.jsonl --tokenizer"):
+        read_lengths(path)
+    build_sidecar(path, tokenizer="byte")
+    assert list(read_lengths(path)) == [(3,)]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "name": ["x", "y", "z"],
+            "tokens": [3, 4, 5],
+            "packs": [[1, 2], [], [3]],
+            "bad": [1, None, 2],
+        }
+    )
+    parquet.write_table(table, path, row_group_size=2)
+    assert list(read_lengths(path, column="tokens")) == [(3,), (4,), (5,)]
+    assert list(read_lengths(path, column="packs")) == [(1, 2), (), (3,)]
+    for column in (None, "name", "none"):
+        with pytest.raises(ValueError, match=rf"column \({column!r}\) must .*: tokens, packs, bad"):
+            read_lengths(path, column=column)
+    with pytest.raises(ValueError, match="column 'bad' has null values"):
+        read_lengths(path, column="bad")
+    parquet.write_table(table.select(["name", "packs"]), path)
+    assert list(read_lengths(path)) == [(1, 2), (), (3,)], "the only column of lengths"
+    parquet.write_table(table.select(["name"]), path)
+    with pytest.raises(ValueError, match="there is none"):
+        read_lengths(path)
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 no PAR1")
+    with pytest.raises(ValueError, match="a.parquet: not a Parquet file"):
+        read_lengths(path)
+    parquet.write_table(pa.table({"tokens": [[1, None]]}), path)
+    with pytest.raises(ValueError, match="column 'tokens' has null values"):
+        read_lengths(path)
+    parquet.write_table(pa.table({"tokens": [1, -2]}), path)
+    with pytest.raises(ValueError, match=r"lengths\[1\] \(-2\)"):
+        read_lengths(path)
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"needs pyarrow.*pip install 'megatron-libra\[parquet\]'"):
+        read_lengths(path)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none.json does not exist"):
+        read_lengths(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="is a folder"):
+        read_lengths(tmp_path)
+    path = tmp_path / "a.txt"
+    path.write_text("3")
+    with pytest.raises(ValueError, match=r"suffix '.txt' must be one of .json, .npy"):
+        read_lengths(path)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([1]))
+    with pytest.raises(ValueError, match=r"column \('x'\) is for .parquet files"):
+        read_lengths(path, column="x")
