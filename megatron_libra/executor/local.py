@@ -23,7 +23,12 @@ from typing import Any
 
 __all__ = ["WorkerFailed", "run_workers"]
 
-PRELOAD = ["torch", "torch.distributed", "megatron_libra.executor.attention"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",  # which torch.autograd.grad imports when first called
+    "megatron_libra.executor.attention",
+]
 GRACE_S = 0.3
 """A worker that dies takes its peers along; this long all of them may say so."""
 LEAVE_S = 10.0
