@@ -33,7 +33,7 @@ LIBRA = LibraConfig(pool_size=2, block_size=256, head_split=2, chunks=2)
 BASELINE = "ulysses"
 RUNS = {
     BASELINE: ["--context-parallel-impl", "ulysses"],
-    "libra paper": ["--context-parallel-impl", "libra", "--libra-placer", "paper"],
+    "paper": ["--context-parallel-impl", "libra", "--libra-placer", "paper"],
     "libra": ["--context-parallel-impl", "libra"],
 }
 """What is compared, by the name in tables and plots; the runs differ in these flags alone."""

@@ -15,6 +15,11 @@ __all__ = ["TOLERANCE", "comparison", "largest_difference", "skew_tables"]
 TOLERANCE = 1e-5
 """Relative difference of two losses that summing in another order in float32 may cause."""
 BAR = 18
+CAPTION = """\
+slowest    load of the slowest worker / mean load (1 is balance)
+imbalance  mean over the iterations of: slowest - 1
+straggler  query-key pairs that the job waits for, all iterations
+moved      bytes exchanged by all workers in one layer's forward, an iteration"""
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -82,26 +87,22 @@ def comparison(runs: list[RunResult]) -> Table:
     others = [run for run in runs if run is not baseline]
     table = _table(
         f"The same training, {len(runs)} plans (DP {DATA_PARALLEL} x CP {CONTEXT_PARALLEL})",
-        "iteration",
-        f"loss\n{baseline.name}",
-        *(f"difference\n{run.name}" for run in others),
-        *(f"slowest / mean\n{run.name}" for run in runs),
+        *("", f"loss\n{baseline.name}", *(f"loss diff\n{run.name}" for run in others)),
+        *(f"slowest\n{run.name}" for run in runs),
     )
+    table.caption, table.caption_justify = CAPTION, "left"
     for index, record in enumerate(baseline.records):
         table.add_row(
-            str(record["iteration"]),
+            f"iter {record['iteration']}",
             f"{baseline.losses[index]:.6f}",
             *(f"{run.losses[index] - baseline.losses[index]:+.1e}" for run in others),
             *(f"{_slowest(run)[index]:.3f}" for run in runs),
         )
     table.add_section()
-    blank = [""] * (1 + len(others))
-    table.add_row(
-        "largest", "", *(f"{largest_difference(run, baseline):.1e}" for run in others),
-        *(f"{_slowest(run).max():.3f}" for run in runs),
-    )  # fmt: skip
+    differences = [f"{largest_difference(run, baseline):.1e}" for run in others]
+    table.add_row("largest", "", *differences, *(f"{_slowest(run).max():.3f}" for run in runs))
     for name, values in _totals(runs).items():
-        table.add_row(name, *blank, *values)
+        table.add_row(name, *[""] * (1 + len(others)), *values)
     return table
 
 
@@ -113,8 +114,6 @@ def _totals(runs: list[RunResult]) -> dict[str, list[str]]:
     """Rows under the iterations: sums and means of each run."""
     return {
         "imbalance": [f"{_slowest(run).mean() - 1:.3f}" for run in runs],
-        "straggler pairs": [f"{sum(run.column('straggler_pairs')) / 1e6:.1f} M" for run in runs],
-        "moved, a layer": [
-            f"{np.mean(run.column('exchanged_bytes')) / 1e6:.2f} MB" for run in runs
-        ],
+        "straggler": [f"{sum(run.column('straggler_pairs')) / 1e6:.1f} M" for run in runs],
+        "moved": [f"{np.mean(run.column('exchanged_bytes')) / 1e6:.2f} MB" for run in runs],
     }
