@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "quickstart"))
 LIMIT = 6.5e-4
 LOSS = re.compile(r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+)")
-MODEL = """
+MODEL = shlex.split("""
 --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 8
 --group-query-attention --num-query-groups 2 --kv-channels 128 --position-embedding-type rope
 --normalization RMSNorm --swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0
@@ -33,7 +35,7 @@ MODEL = """
 --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion
 --no-persist-layer-norm --no-bias-swiglu-fusion --num-workers 2
 --libra-block-size 512 --libra-head-split 2 --libra-chunks 2
-""".split()
+""")
 
 
 def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[int, float]:
@@ -42,8 +44,12 @@ def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[
     words = [*MODEL, "--data-path", str(out / "corpus"), "--data-cache-path", str(out / "cache")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
     command += ["--standalone", "-m", "megatron_libra.run", str(ROOT / "scripts" / script), *words]
+    # Megatron wants this variable for context parallelism on GPUs before Blackwell
+    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with log.open("w") as file:
-        done = subprocess.run([*command, *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT)
+        done = subprocess.run(
+            [*command, *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        )
     text = log.read_text()
     if done.returncode:
         raise SystemExit(f"{name} failed, see {log}:\n{text[-3000:]}")
