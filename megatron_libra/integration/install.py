@@ -2,7 +2,7 @@
 megatron.training, extended.
 
 Five names are replaced, each by a function that calls the original. A tree that was patched
-(patches/) calls the hooks itself, and is left alone."""
+(patches/) calls the same functions through native.py, and is left alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron.training import arguments, training
 
 from megatron_libra.integration import fixes, hooks, yaml
 
-__all__ = ["install"]
+__all__ = ["EXTENSIONS", "install", "parse_args"]
 
 NATIVE = "libra_hooks"
 """Attribute of megatron.training.training that a patched tree sets."""
@@ -31,14 +31,12 @@ def install(settings: dict[str, Any] | None = None) -> None:
         settings: a run file's mapping; its words go before the command line's.
     """
     fixes.apply()
-    _wrap(arguments, "parse_args", functools.partial(_parse_args, settings or {}))
+    _wrap(arguments, "parse_args", functools.partial(parse_args, settings or {}))
     if hasattr(training, NATIVE):
         return
     setattr(training, NATIVE, "installed")
-    _wrap(training, "build_pretraining_data_loader", _data_loader)
-    _wrap(training, "build_train_valid_test_data_iterators", _data_iterators)
-    _wrap(training, "training_log", _training_log)
-    _wrap(training, "pretrain", _pretrain)
+    for name, extension in EXTENSIONS.items():
+        _wrap(training, name, extension)
     # Scripts import it from the package, by name.
     megatron.training.pretrain = training.pretrain
 
@@ -53,12 +51,19 @@ def _wrap(module: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(module, name, wrapped)
 
 
-def _parse_args(
+def parse_args(
     settings: dict[str, Any],
     original: Callable[..., Any],
     extra_args_provider: Callable[..., Any] | None = None,
     ignore_unknown_args: bool = False,
 ) -> Any:
+    """Megatron's parse_args with the flags of libra, after the words of a run file.
+
+    Args:
+        settings: the run file's mapping, emptied by the first call.
+        original: Megatron's function; the others are its arguments.
+    """
+
     def provider(parser: Any) -> Any:
         if extra_args_provider is not None:
             parser = extra_args_provider(parser)
@@ -102,3 +107,12 @@ def _pretrain(
         completed = True
     finally:
         hooks.end(completed)
+
+
+EXTENSIONS: dict[str, Callable[..., Any]] = {
+    "build_pretraining_data_loader": _data_loader,
+    "build_train_valid_test_data_iterators": _data_iterators,
+    "training_log": _training_log,
+    "pretrain": _pretrain,
+}
+"""Function of megatron.training.training -> what is called in its place, with it first."""

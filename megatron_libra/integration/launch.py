@@ -13,18 +13,21 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from megatron_libra.integration import yaml
 from megatron_libra.integration.errors import RunError
 
-__all__ = ["main", "prepare"]
+__all__ = ["finish", "main", "prepare", "refuse"]
 
 USAGE = (
     "usage: torchrun [...] -m megatron_libra.run [--config RUN.yaml] SCRIPT [flags of the script]"
 )
+PATIENCE_S = 10.0
+"""How long a refused rank lets rank 0 speak first."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.path.insert(0, str(Path(script).resolve().parent))
         runpy.run_path(script, run_name="__main__")
     except RunError as error:
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.writelines(f"megatron_libra: {line}\n" for line in str(error).splitlines())
-        sys.exit(2)
+        refuse(error)
     finish()
 
 
@@ -76,6 +77,18 @@ def prepare(settings: dict[str, Any] | None = None) -> None:
     from megatron_libra.integration.install import install
 
     install(settings)
+
+
+def refuse(error: RunError) -> NoReturn:
+    """Exit with code 2 and a line for each reason; every rank that meets the fault.
+
+    One rank speaks for all: torchrun ends every process once one has exited, so the others let
+    rank 0 be the first, and speak only if it did not meet the fault.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(PATIENCE_S)
+    sys.stderr.writelines(f"megatron_libra: {line}\n" for line in str(error).splitlines())
+    sys.exit(2)
 
 
 def finish() -> None:
