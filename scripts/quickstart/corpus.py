@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import logging
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
@@ -58,6 +59,8 @@ def build_corpus(prefix: Path, progress: Callable[[float], None] = lambda share:
     fingerprint = _fingerprint()
     if stamp.exists() and stamp.read_text() == fingerprint:
         return
+    # Megatron loads torch, which would warn of the GPU that is not asked for.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     prefix.parent.mkdir(parents=True, exist_ok=True)
