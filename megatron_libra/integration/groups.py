@@ -12,7 +12,7 @@ so they use the same plan. For TP = 1, CP = 2, DP = 4, PP = 2, P = 2 (16 ranks):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -86,32 +86,51 @@ def create_run_groups(
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     dp_cp = _ranks(parallel_state.get_data_parallel_group(with_context_parallel=True))
+    replica = _ranks(parallel_state.get_model_parallel_group())
     pools = pool_ranks(dp_cp, pool_size, context_parallel_size)
     pool = next(candidate for candidate in pools if rank in candidate)
-    sharing = plan_ranks(rank, pool, _ranks(parallel_state.get_model_parallel_group()))
-    reporting = report_ranks(pools, pool, sharing[0], world_size)
+    sharing = plan_ranks(rank, pool, replica)
+    all_pools = _shifted(pools, [other - rank for other in replica])
+    all_sharing = _shifted([sharing], [other[0] - pool[0] for other in pools])
     groups = create_pool_groups(
         pool,
         backend=backend,
         plan_ranks=sharing,
-        new_group=parallel_state.create_group,
+        new_group=_creator([all_pools, all_sharing]),
         timeout=timeout,
     )
-    report = _report_group(reporting, timeout) if rank in reporting else None
-    return RunGroups(pool=groups, report=report, report_ranks=reporting)
+    reporting = report_ranks(pools, pool, sharing[0], world_size)
+    report = None
+    if len(reporting) > 1:
+        report = parallel_state.create_group(
+            ranks=list(reporting), timeout=timeout, backend="gloo", group_desc="LIBRA_REPORT"
+        )
+    return RunGroups(
+        pool=groups, report=report if rank in reporting else None, report_ranks=reporting
+    )
 
 
 def _ranks(group: dist.ProcessGroup) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def _report_group(ranks: Sequence[int], timeout: timedelta) -> Any:
-    if len(ranks) == 1:
-        return None
-    return parallel_state.create_group(
-        ranks=list(ranks),
-        timeout=timeout,
-        backend="gloo",
-        use_local_synchronization=True,
-        group_desc="LIBRA_REPORT",
-    )
+def _shifted(groups: Sequence[Sequence[int]], shifts: Sequence[int]) -> list[tuple[int, ...]]:
+    """All groups of a kind, in the same order on every rank."""
+    return sorted(tuple(rank + shift for rank in group) for group in groups for shift in shifts)
+
+
+def _creator(kinds: Sequence[list[tuple[int, ...]]]) -> Callable[..., Any]:
+    """A `new_group` for which every rank of the job creates every group of a kind, as Megatron
+    does.
+
+    Creation by the members alone (use_local_synchronization) names a group by the number of
+    groups that a rank has; first and last pipeline stages have more than others, and so would
+    wait for each other.
+    """
+
+    def new_group(ranks: Sequence[int], use_local_synchronization: bool, **options: Any) -> Any:
+        kind = next(kind for kind in kinds if tuple(ranks) in kind)
+        made = [parallel_state.create_group(ranks=list(group), **options) for group in kind]
+        return made[kind.index(tuple(ranks))]
+
+    return new_group

@@ -14,7 +14,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from megatron_libra.integration.core_attention import LibraAttention
 
-__all__ = ["replace_core_attention", "wrap_spec"]
+__all__ = ["layers_of", "replace_core_attention", "wrap_spec"]
 
 
 def wrap_spec(spec: Any) -> Callable[..., Any]:
@@ -42,6 +42,11 @@ def _resolve(spec: Any, model_config: Any, vp_stage: int | None) -> Any:
     return spec
 
 
+def layers_of(spec: Any) -> list[Any]:
+    """The layer specs of a layer spec (itself) or of a block spec."""
+    return list(getattr(spec, "layer_specs", [spec]))
+
+
 def replace_core_attention(spec: Any) -> Any:
     """Set the core attention of a layer spec, or of each layer of a block spec, in place.
 
@@ -49,7 +54,7 @@ def replace_core_attention(spec: Any) -> Any:
         ValueError: a layer has no self attention with a core attention (MLA's has another
         interface).
     """
-    for layer in getattr(spec, "layer_specs", [spec]):
+    for layer in layers_of(spec):
         attention = getattr(layer.submodules, "self_attention", None)
         submodules = getattr(attention, "submodules", None)
         if not hasattr(submodules, "core_attention"):

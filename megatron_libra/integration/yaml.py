@@ -59,7 +59,7 @@ def expand(settings: dict[str, Any], parser: argparse.ArgumentParser) -> list[st
     for key, value in settings.items():
         action = parser._option_string_actions.get(f"--{key}")
         if action is None:
-            raise RunError(f"{key}: no such flag{_nearest(key, parser)}.")
+            raise RunError(f"{key}: no such flag; {_nearest(key, parser)}")
         words += _words(key, value, action)
     return words
 
@@ -67,7 +67,7 @@ def expand(settings: dict[str, Any], parser: argparse.ArgumentParser) -> list[st
 def _nearest(key: str, parser: argparse.ArgumentParser) -> str:
     known = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else "; the script's --help lists the flags"
+    return f"did you mean {close[0]}?" if close else "the script's --help lists the flags."
 
 
 def _words(key: str, value: Any, action: argparse.Action) -> list[str]:
