@@ -47,6 +47,8 @@ IMPURE = {
     "random", "secrets", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
 """Standard modules that would make a plan depend on more than its arguments."""
+LAUNCHER = "megatron_libra.integration.launch"
+"""`python -m megatron_libra.run` is a command line as well: it says on stderr why it refuses."""
 
 
 def layer_of(module: str) -> str:
@@ -88,7 +90,12 @@ def print_calls(source: str) -> list[int]:
     lines = []
     for node in ast.walk(ast.parse(source)):
         is_print = isinstance(node, ast.Name) and node.id == "print"
-        is_stream = isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr")
+        is_stream = (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("stdout", "stderr")
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "sys"
+        )
         if is_print or is_stream:
             lines.append(node.lineno)
     return lines
@@ -120,7 +127,7 @@ def test_only_the_command_line_prints():
     faults = [
         f"{path.relative_to(ROOT)}:{line}"
         for module, path in modules()
-        if layer_of(module) != "cli"
+        if layer_of(module) != "cli" and module != LAUNCHER
         for line in print_calls(path.read_text())
     ]
     assert not faults, faults

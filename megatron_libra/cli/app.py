@@ -18,6 +18,7 @@ from megatron_libra import __version__
 from megatron_libra.cli import tables
 from megatron_libra.cli.answers import order_answer, plan_answer, verify_answer
 from megatron_libra.cli.doctor import examine
+from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
 from megatron_libra.plan.vrsp import order_window
@@ -116,6 +117,9 @@ def doctor(as_json: AsJson = False) -> None:
         _print_json(report)
     else:
         tables.show_doctor(report)
+
+
+app.command()(lengths)
 
 
 def _print_json(answer: dict[str, Any]) -> None:
