@@ -29,6 +29,10 @@ STALL_SECONDS = 240
 """A run whose log stands still for so long is taken for hung."""
 
 
+STOP_SECONDS = 40
+"""torchrun gives its workers 30 s to end."""
+
+
 class RunFailed(RuntimeError):
     """A training did not end well; the message has the path and the end of its log."""
 
@@ -117,11 +121,21 @@ def _run(name: str, command: list[str], folder: Path, watch: Callable[[], None])
         try:
             status = _wait(process, log, watch)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _stop(process)
     if status != 0:
         raise RunFailed(f"{name} {_verdict(status)}; the end of {log}:\n{_tail(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, and by it the workers, which have sessions of their own."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, watch: Callable[[], None]) -> int | None:
