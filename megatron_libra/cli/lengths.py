@@ -83,6 +83,8 @@ def lengths(
     elif chat_template or output:
         raise ValueError("--chat-template and --output are for counting; add --tokenizer NAME.")
     rows = load_sidecar(sidecar) if sidecar else read_lengths(file, column=column)
+    if not rows.flat.any():
+        raise ValueError(f"{file} has no sample with tokens; give lengths of at least 1.")
     skew = None
     if seq_length is not None:
         packed = _sequences(rows, seq_length, pack, is_chat=file.suffix == ".jsonl")

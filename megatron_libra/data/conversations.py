@@ -29,7 +29,7 @@ def fold_conversations(
     """
     multiple = 2 * context_parallel_size if context_parallel_size > 1 else 1
     stops = np.cumsum(-(-np.asarray(counts, np.int64) // multiple) * multiple)
-    stops = stops[: np.searchsorted(stops, seq_length, side="right") + 1]
+    stops = stops[: np.searchsorted(stops, seq_length) + 1]
     stops[-1] = seq_length  # cut here, or padded up to here
     return tuple(length for length in np.diff(stops, prepend=0).tolist() if length)
 

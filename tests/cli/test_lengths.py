@@ -1,25 +1,105 @@
-"""libra lengths is there, answers from a file of lengths, and refuses what is none."""
+"""`libra lengths`: what it shows, what it writes, and its faults as one line with exit code 2."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from megatron_libra.data.sidecar import load_sidecar, sidecar_path
 
-def test_lengths_of_a_file(libra, write):
-    run = libra("lengths", write([5, 1, 2, 4, 3]), "--seq-length", 8, "--json")
-    assert run.code == 0, run.err
-    assert run.answer["lengths"]["samples"] == 5 and run.answer["lengths"]["tokens"] == 15
-    # Cut every 8 tokens: 5 1 2 and 4 3, of work 30 and 25.
-    assert run.answer["skew"]["imbalance"] == pytest.approx(30 / 27.5 - 1)
-    assert "median 3" in libra("lengths", write([5, 1, 2, 4, 3])).out
+CHAT = [
+    [("system", "abcd"), ("user", "efgh"), ("system", "ijkl")],
+    [("system", "m")],
+]
 
 
-@pytest.mark.parametrize("content", ["{", "[1, -2]", '["a"]', b"\xff\xfe"])
-def test_bad_files_of_lengths_are_one_line(libra, write, content):
-    run = libra("lengths", write(content))
-    assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.jsonl"
+    lines = [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in CHAT]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
-def test_a_missing_file_is_one_line(libra, tmp_path):
-    run = libra("lengths", tmp_path / "none.json")
-    assert (run.code, run.err.count("\n")) == (2, 1)
+def test_documents_and_their_skew(libra: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "docs.json"
+    path.write_text("[5, 4, 3, 2]")
+    answer = libra("lengths", path, "--seq-length", 8, "--pack", "best_fit", "--json").answer
+    assert answer["lengths"]["samples"] == 4
+    assert answer["lengths"]["tokens"] == 14
+    # 5 3 | 4 2: work 34 and 20, mean 27.
+    assert answer["skew"]["sequences"] == 2
+    assert answer["skew"]["imbalance"] == pytest.approx(34 / 27 - 1)
+    assert "skew" not in libra("lengths", path, "--json").answer
+
+
+def test_packed_sequences_stay_as_they_are(libra: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "packs.json"
+    path.write_text("[[5, 3], [4, 4], [8]]")
+    answer = libra("lengths", path, "--seq-length", 8, "--json").answer
+    assert answer["skew"]["sequences"] == 3
+    assert answer["skew"]["imbalance"] == pytest.approx(64 / (130 / 3) - 1)
+
+
+def test_a_table_for_people(libra: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "docs.json"
+    path.write_text("[5, 4, 3, 2]")
+    run = libra("lengths", path, "--seq-length", 8)
+    assert run.code == 0
+    assert "docs.json" in run.out
+    assert "attention skew" in run.out
+
+
+def test_counting_writes_the_sidecar(libra: Callable[..., Any], chat: Path) -> None:
+    run = libra("lengths", chat, "--tokenizer", "byte", "--json")
+    assert run.answer["sidecar"] == str(sidecar_path(chat))
+    assert list(load_sidecar(sidecar_path(chat), source=chat)) == [(8, 4), (1,)]
+    assert libra("lengths", chat, "--json").answer["lengths"]["tokens"] == 13
+    # Megatron folds the tail into the last conversation: 8 8 and 16.
+    skew = libra("lengths", chat, "--seq-length", 16, "--json").answer["skew"]
+    assert skew["imbalance"] == pytest.approx(256 / 192 - 1)
+    assert skew["fill"] == 1.0
+
+
+def test_counting_to_another_file(libra: Callable[..., Any], chat: Path) -> None:
+    output = chat.parent / "out.npz"
+    libra("lengths", chat, "--tokenizer", "byte", "-o", output, "--json")
+    assert output.is_file()
+    assert not sidecar_path(chat).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("[3, -1]", [], "lengths[1] (-1) must be an integer"),
+        ("[]", [], "a.json has no sample with tokens"),
+        ("[3, 9]", ["--seq-length", 8, "--pack", "greedy"], "lengths[1] (9) must be at most"),
+        ("[[3, 9]]", ["--seq-length", 8], "--seq-length (8) must be at least the longest"),
+        ("[3]", ["--seq-length", 8, "--pack", "x"], "--pack ('x') must be one of cut"),
+        ("[3]", ["--tokenizer", "byte"], "counts the lines of a .jsonl"),
+        ("[3]", ["--output", "x.npz"], "add --tokenizer NAME"),
+        ("[3]", ["--column", "x"], "is for .parquet files"),
+        ("[3]", ["--workers", 0], "--workers"),
+    ],
+)
+def test_faults(
+    libra: Callable[..., Any], tmp_path: Path, content: str, options: list[Any], message: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    run = libra("lengths", path, *options)
+    assert (run.code, run.out) == (2, "")
+    assert message in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_a_jsonl_without_its_sidecar_names_the_command(
+    libra: Callable[..., Any], chat: Path
+) -> None:
+    run = libra("lengths", chat)
+    assert run.code == 2
+    assert f"libra lengths {chat} --tokenizer NAME" in run.err

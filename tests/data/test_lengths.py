@@ -59,6 +59,8 @@ def test_a_document_that_only_lends_a_label_is_none() -> None:
 def test_padding_joins_the_last_document() -> None:
     table = length_table(Documents([[2, 0], [3, 1]]))
     assert all_lengths(table) == [(3, 3)]
+    lent = length_table(Documents([[2, 0], [3, 0]]))
+    assert all_lengths(lent) == [(6,)], "the document of the last label is none to pad"
 
 
 def test_without_the_extra_token_a_sequence_may_end_with_a_document() -> None:

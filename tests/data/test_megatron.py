@@ -69,13 +69,14 @@ def write_corpus(prefix: Path, lengths: list[int]) -> str:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, list[int]]]:
-    """Three corpora: a long tail, documents that meet the ends of sequences, and tiny ones."""
+    """A long tail, documents that meet the ends of sequences, tiny ones, and single tokens."""
     folder = tmp_path_factory.mktemp("corpora")
     rng = np.random.default_rng(0)
     lengths = {
         "tail": np.minimum(rng.lognormal(4, 1.3, 600).astype(int) + 1, 2000).tolist(),
         "even": [SEQ_LENGTH, SEQ_LENGTH // 2, SEQ_LENGTH // 2, SEQ_LENGTH + 1, 1] * 30,
         "tiny": rng.integers(1, 4, 6000).tolist(),
+        "ones": [1] * 1000,
     }
     prefixes = {name: write_corpus(folder / name, lengths[name]) for name in lengths}
     return lambda name: (prefixes[name], lengths[name])
@@ -128,10 +129,11 @@ def test_documents(corpora: Any, tmp_path: Path, name: str, options: dict[str, A
         assert_equal_lengths(dataset)
 
 
-def test_a_padded_last_validation_sequence(corpora: Any, tmp_path: Path) -> None:
-    prefix, _ = corpora("tail")
+@pytest.mark.parametrize("name", ["tail", "ones"])
+def test_a_padded_last_validation_sequence(corpora: Any, tmp_path: Path, name: str) -> None:
+    prefix, _ = corpora(name)
     options = {"drop_last_partial_validation_sequence": False}
-    _, dataset = build(tmp_path, ([prefix], None), [10, None, 0], **options)
+    _, dataset = build(tmp_path, ([prefix], None), [3, None, 0], **options)
     assert_equal_lengths(dataset)
     padded = [i for i in range(len(dataset)) if (dataset[i]["loss_mask"] == 0).any()]
     assert padded, "the case is about a sequence with padding"
