@@ -9,6 +9,7 @@ the first was interrupted.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def main() -> int:
     out: Path = arguments.out.absolute()
     console = Console(highlight=False)
     start = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         out.mkdir(parents=True, exist_ok=True)
         runs = _steps(out, console)
