@@ -1,12 +1,18 @@
 """Plans of one data stream in microbatch order. In: what the sampler will yield. Out: a PoolPlan
 for each pass.
 
-    request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (plan_ahead = 2)
+    start, request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (ahead = 2)
 
 Every rank that needs a pool's plans (all of its tensor-parallel ranks and pipeline stages) runs
 the same stream and so makes the same requests in the same order, whether it holds data or not.
 Only the coordinator knows lengths. A stream that has run out goes on with empty sequences, so
-that no rank has to know its end."""
+that no rank has to know its end.
+
+A plan is there once every rank has requested it, and a later stage takes its first batch only
+when the stages before it have computed theirs. So requests run ahead of the pipeline (see
+pipeline_skew), from the start: otherwise the first stage would wait for the last, and the last
+for the first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ from typing import Any, Protocol
 from megatron_libra.data.sampler import Microbatch
 from megatron_libra.plan.pool_plan import PoolPlan
 
-__all__ = ["PlanSource", "PlanStream", "PlannedBatch", "PlannedBatches"]
+__all__ = ["PlanSource", "PlanStream", "PlannedBatch", "PlannedBatches", "pipeline_skew"]
 
 Key = tuple[str, int]
 
@@ -49,6 +55,22 @@ class PlannedBatch:
     """Milliseconds that the data iterator waited for the plan."""
 
 
+def pipeline_skew(num_stages: int, num_chunks: int, group_size: int | None) -> int:
+    """Microbatches that the first stage may have begun before the last one begins its first.
+
+    Args:
+        num_stages: PP.
+        num_chunks: model chunks of a stage; more than one means the interleaved schedule.
+        group_size: microbatches that run through one chunk in a row; Megatron's default is PP.
+
+    One forward more than the schedule's warm-up: PP - 1, or, in chunks, 2 (PP - 1) + (chunks - 1) *
+    group_size, of which every group_size * chunks in a row are group_size microbatches.
+    """
+    if num_stages == 1:
+        return 0
+    return num_stages if num_chunks == 1 else num_stages + max(num_stages, group_size or 0)
+
+
 class PlanStream:
     """Plans of one stream, each made once and shared by the model chunks of this rank."""
 
@@ -63,9 +85,14 @@ class PlanStream:
         self._ready: dict[int, PoolPlan] = {}
         self._reads_left: dict[int, int] = {}
 
-    def feed(self, upcoming: Iterator[Microbatch]) -> None:
-        """Give the stream its lengths; on the coordinator, before the first plan is asked for."""
+    def start(self, upcoming: Iterator[Microbatch] | None) -> None:
+        """Request the first plans. Every rank that shares them, the streams in the same order.
+
+        Args:
+            upcoming: the microbatches to come, on ranks that know lengths; the coordinator must.
+        """
         self._upcoming = upcoming
+        self._request_up_to(self._ahead)
 
     def add_reader(self) -> None:
         """One more model chunk reads every plan of the stream."""
@@ -74,9 +101,7 @@ class PlanStream:
     def plan(self, index: int) -> PoolPlan:
         """Plan of a microbatch; the last reader's call forgets it. Waits until the plan is
         there."""
-        while self._num_requested <= index + self._ahead:
-            self._request(self._num_requested)
-            self._num_requested += 1
+        self._request_up_to(index + self._ahead)
         if index not in self._ready:
             self._ready[index] = self._plans.take((self.name, index))
             self._reads_left[index] = self._num_readers
@@ -85,6 +110,11 @@ class PlanStream:
             return self._ready[index]
         del self._reads_left[index]
         return self._ready.pop(index)
+
+    def _request_up_to(self, index: int) -> None:
+        while self._num_requested <= index:
+            self._request(self._num_requested)
+            self._num_requested += 1
 
     def _request(self, index: int) -> None:
         sequences = None

@@ -28,7 +28,7 @@ from megatron_libra.integration import rope
 from megatron_libra.integration.arguments import config_from_args, shape_from_args
 from megatron_libra.integration.batch import BatchSplitter
 from megatron_libra.integration.groups import RunGroups, create_run_groups
-from megatron_libra.integration.plan_stream import PlannedBatches, PlanStream
+from megatron_libra.integration.plan_stream import PlannedBatches, PlanStream, pipeline_skew
 from megatron_libra.integration.telemetry import Telemetry
 from megatron_libra.plan.layout import TokenLayout
 
@@ -123,20 +123,29 @@ class Session:
             batches: the loader's, or None on a rank that holds no data of this split.
         """
         if name not in self._streams:
-            assert self._coordinator is not None, "the model is not built yet"
-            self._streams[name] = PlanStream(
-                name,
-                self._coordinator,
-                ahead=self.config.plan_ahead,
-                pool_size=self.config.pool_size,
-            )
-        stream = self._streams[name]
-        if name in self._orders:
-            order = self._orders.pop(name)
-            stream.feed(order.microbatches())
-            if name == "train":
-                self.telemetry.watch(order.windows())
-        return PlannedBatches(stream, batches)
+            self._streams[name] = self._start_stream(name)
+        return PlannedBatches(self._streams[name], batches)
+
+    def _start_stream(self, name: str) -> PlanStream:
+        """A stream, fed if this rank's first model chunk holds data of the split."""
+        assert self._coordinator is not None, "the model is not built yet"
+        args = self.args
+        skew = pipeline_skew(
+            args.pipeline_model_parallel_size,
+            args.virtual_pipeline_model_parallel_size or 1,
+            args.microbatch_group_size_per_vp_stage,
+        )
+        stream = PlanStream(
+            name,
+            self._coordinator,
+            ahead=self.config.plan_ahead + skew,
+            pool_size=self.config.pool_size,
+        )
+        order = self._orders.get(name)
+        stream.start(None if order is None else order.microbatches())
+        if order is not None and name == "train":
+            self.telemetry.watch(order.windows())
+        return stream
 
     def close(self) -> None:
         """Stop planning. Local; nothing may be taken afterwards."""
