@@ -1,0 +1,58 @@
+"""The documents name what exists: files, functions, flags and commands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from megatron_libra import LibraConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/paper_map.md"]
+FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests")
+
+
+def paper_map_entries():
+    """(path, name) of every `path.py: name` of the map, with the names that follow it."""
+    text = (ROOT / "docs" / "paper_map.md").read_text()
+    entry = re.compile(r"`([a-z_]+/[\w/]+\.py): ([\w.]+)`((?:, `[\w.]+`)*)")
+    for path, first, others in entry.findall(text):
+        for name in (first, *re.findall(r"`([\w.]+)`", others)):
+            yield path, name
+
+
+def test_the_map_names_functions_that_exist():
+    entries = list(paper_map_entries())
+    assert len(entries) > 30
+    missing = []
+    for path, name in entries:
+        source = (ROOT / "megatron_libra" / path).read_text()
+        if not all(re.search(rf"(?:def|class) {part}\b", source) for part in name.split(".")):
+            missing.append(f"{path}: {name}")
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_in_a_document_exist(document):
+    text = (ROOT / document).read_text()
+    named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
+    missing = [path for path in sorted(named) if not (ROOT / path).exists()]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_libra_flags_in_a_document_exist(document):
+    text = (ROOT / document).read_text()
+    known = {"--libra-" + field.name.replace("_", "-") for field in fields(LibraConfig)}
+    known |= {"--libra-cpu", "--libra-log-file"}
+    assert set(re.findall(r"--libra-[a-z-]*[a-z]", text)) <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_is_ascii_of_readable_width(document):
+    lines = (ROOT / document).read_text(encoding="ascii").splitlines()
+    prose = [line for line in lines if not line.startswith(("|", "    "))]
+    assert max(map(len, prose)) <= 120
