@@ -1,8 +1,8 @@
 """Package metadata. Tool settings are in pyproject.toml, the tested versions in constraints.txt.
 
-The base install is the planner with its command line: numpy, typer and rich, a few seconds and no GPU
-stack. torch and Megatron are in the extra `megatron`, because a training image usually brings its own
-builds of both (with version strings that PyPI does not know) and pip must not replace them there.
+The base install is the planner with its command line: numpy, typer and rich, a few seconds and no
+GPU stack. torch and Megatron are in the extra `megatron`, because a training image usually brings
+its own builds of both (with version strings that PyPI does not know) and pip must not replace them.
 """
 
 import re
