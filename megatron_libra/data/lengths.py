@@ -55,14 +55,10 @@ def length_table(dataset: Any, *, sidecar: Path | None = None) -> LengthTable:
     if hasattr(dataset, "dataset_sample_index"):
         return BlendedLengths(dataset)
     if hasattr(dataset, "shuffle_index"):
-        masked = getattr(dataset.config, "inter_document_masking", True)
-        return DocumentLengths(dataset) if masked else WholeSequenceLengths(dataset)
+        return _gpt_lengths(dataset)
     if any(kind.__name__ == "SFTDataset" for kind in type(dataset).__mro__):
         return _sft_lengths(dataset, sidecar)
-    raise ValueError(
-        f"{type(dataset).__name__} has no index arrays to read lengths from; use GPTDataset, "
-        "BlendedDataset or SFTDataset, or give it a method lengths(sample_index) -> tuple of int."
-    )
+    raise _unknown(dataset, "has no index arrays to read lengths from")
 
 
 class DocumentLengths:
@@ -112,7 +108,7 @@ class DocumentLengths:
 
 
 class WholeSequenceLengths:
-    """A GPTDataset without inter-document masking: attention spans all tokens, one sample."""
+    """A GPTDataset whose attention spans all tokens: each packed sequence is one sample."""
 
     def __init__(self, dataset: Any) -> None:
         self._num_samples = len(dataset)
@@ -150,6 +146,26 @@ class BlendedLengths:
     @cached_property
     def _dataset_sample_index(self) -> NDArray[np.integer]:
         return _index_array(self._dataset, "dataset_sample_index")
+
+
+def _gpt_lengths(dataset: Any) -> LengthTable:
+    """By the class that cuts the dataset's tokens into documents."""
+    cut = "_query_document_sample_shuffle_indices"
+    owner = next((kind.__name__ for kind in type(dataset).__mro__ if cut in vars(kind)), None)
+    if owner not in (None, "GPTDataset", "GPTFIMDataset"):
+        raise _unknown(dataset, "cuts documents in its own way")
+    masked = getattr(dataset.config, "inter_document_masking", True)
+    # Fill-in-the-middle permutes a sequence as a whole and reports it as one document.
+    if owner == "GPTFIMDataset" or not masked:
+        return WholeSequenceLengths(dataset)
+    return DocumentLengths(dataset)
+
+
+def _unknown(dataset: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"{type(dataset).__name__} {reason}; use GPTDataset, BlendedDataset or SFTDataset, or give "
+        "it a method lengths(sample_index) that returns a tuple of tokens."
+    )
 
 
 def _sft_lengths(dataset: Any, sidecar: Path | None) -> ConversationLengths:

@@ -184,6 +184,15 @@ def test_a_sidecar_of_other_lines_is_refused(chat: Path) -> None:
         length_table(SFTDataset(chat, 2, [0, 1], 2))
 
 
+def test_a_dataset_that_cuts_documents_in_its_own_way_is_refused() -> None:
+    class Mine(Documents):
+        def _query_document_sample_shuffle_indices(self, index: int) -> None:
+            """Whatever this does, the index arrays do not tell."""
+
+    with pytest.raises(ValueError, match="Mine cuts documents in its own way.*a method lengths"):
+        length_table(Mine(STARTS))
+
+
 def test_a_table_is_its_own_table() -> None:
     rows = LengthRows.from_rows([[1]])
     assert length_table(rows) is rows

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from megatron.training.datasets.data_samplers import (
     MegatronFullValidationSampler,
     MegatronPretrainingSampler,
 )
+from megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
 from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.training import cyclic_iter
 
@@ -50,6 +52,7 @@ class Tokenizer:
     eod = 0
     pad = 1
     unique_identifiers = {"class": "test"}
+    _tokenizer = SimpleNamespace(tokens_to_ids=lambda tokens: [999] * len(tokens))
 
     def tokenize_conversation(
         self, conversation: list[dict[str, str]], *, return_target: bool, **_: Any
@@ -82,7 +85,9 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[s
     return lambda name: (prefixes[name], lengths[name])
 
 
-def config_of(cache: Path, blend: Any, **options: Any) -> GPTDatasetConfig:
+def config_of(
+    cache: Path, blend: Any, kind: Any = GPTDatasetConfig, **options: Any
+) -> GPTDatasetConfig:
     defaults = {
         "random_seed": 1,
         "sequence_length": SEQ_LENGTH,
@@ -96,7 +101,7 @@ def config_of(cache: Path, blend: Any, **options: Any) -> GPTDatasetConfig:
         "path_to_cache": str(cache),
         "inter_document_masking": True,
     }
-    return GPTDatasetConfig(**{**defaults, **options})
+    return kind(**{**defaults, **options})
 
 
 def build(cache: Path, blend: Any, sizes: list[int | None], **options: Any) -> list[Any]:
@@ -161,6 +166,20 @@ def test_mock_data(tmp_path: Path) -> None:
     dataset, _ = build(tmp_path, None, [20, 4, 0], sequence_length=8192)
     assert type(dataset) is MockGPTDataset
     assert_equal_lengths(dataset, limit=20)
+
+
+def test_fill_in_the_middle(corpora: Any, tmp_path: Path) -> None:
+    names = ("rate", "spm_rate", "fragment_rate", "split_sample", "no_prefix")
+    tokens = dict.fromkeys(("prefix", "middle", "suffix", "pad", "eod"), "x")
+    config = config_of(
+        tmp_path,
+        ([corpora("tail")[0]], None),
+        GPTFIMDatasetConfig,
+        **dict.fromkeys((f"fim_{name}" for name in names), 0),
+        fim_extra_tokens=tokens,
+    )
+    builder = BlendedMegatronDatasetBuilder(GPTFIMDataset, [30, 4, 0], lambda: True, config)
+    assert_equal_lengths(builder.build()[0])
 
 
 def test_idx_files_are_read_without_megatron(corpora: Any) -> None:
