@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -89,9 +90,7 @@ def order_window(
         ValueError: P does not divide DP, DP does not divide GBS, an unknown scope or a bad length.
     """
     _check(len(sequences), pool_size, data_parallel_size, scope)
-    for index, lengths in enumerate(sequences):
-        check_lengths(lengths, index)
-    work = [attention_work([int(length) for length in lengths]) for lengths in sequences]
+    work = _window_work(sequences)
     num_groups = data_parallel_size // pool_size
     num_steps = len(sequences) // data_parallel_size
     if scope == "auto":
@@ -106,6 +105,21 @@ def order_window(
         step_imbalance=_imbalance(load.reshape(num_steps, num_groups).sum(axis=0)),
         scope=scope,
     )
+
+
+def _window_work(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """Work of every sequence, by one array: a window may hold 100,000 samples."""
+    try:
+        flat = check_lengths(list(chain.from_iterable(sequences)), 0)
+    except (TypeError, ValueError):
+        for index, lengths in enumerate(sequences):
+            check_lengths(lengths, index)  # names the sequence
+        raise
+    if int(flat.max(initial=0)) * int(flat.sum()) >= 2**63:  # squares may not fit 64 bits
+        return [attention_work([int(length) for length in lengths]) for lengths in sequences]
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(flat * flat)])
+    bounds = np.cumsum([0, *(len(lengths) for lengths in sequences)])
+    return [int(work) for work in np.diff(total[bounds])]
 
 
 def _by_microbatch(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
