@@ -1,0 +1,230 @@
+"""Choose a configuration and say why. In: results, skew. Out: Recommendation.
+
+The fastest predicted step wins; configurations within 1 % of it count as equal, and among those
+the smallest pool is taken (fewer workers wait for each other, less leaves the node), then the one
+whose most loaded worker moves the fewest bytes, then larger blocks and fewer shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_libra.simulator.candidates import Candidate
+from megatron_libra.simulator.metrics import CandidateResult
+from megatron_libra.simulator.simulation import Recommendation
+from megatron_libra.simulator.skew import PoolSkew
+
+__all__ = ["recommend"]
+
+EQUAL = 0.01
+"""Ratio of predicted steps below which two configurations count as equally fast."""
+GIB = 2**30
+
+
+def recommend(
+    finalists: Sequence[CandidateResult],
+    screened: Sequence[CandidateResult],
+    skew: Sequence[PoolSkew],
+    reference: CandidateResult,
+    *,
+    max_kv_gib: float | None = None,
+) -> Recommendation:
+    """The configuration to train with.
+
+    Args:
+        finalists: the candidates to choose from, all on the same steps.
+        screened: all candidates, on fewer steps.
+        skew: by (P, scope).
+        reference: Ulysses, or what stands for it.
+        max_kv_gib: most K and V of a layer that a worker may hold, in GiB.
+
+    Raises:
+        ValueError: no finalist has a VRSP scope that a run can take, or stays below max_kv_gib.
+    """
+    finalists = _eligible(finalists, max_kv_gib)
+    best = min(finalists, key=_step)
+    equal = [r for r in finalists if r.step_ms <= best.step_ms * (1 + EQUAL)]
+    chosen = min(equal, key=_preference)
+    reasons = [
+        _gain(chosen, skew),
+        _pool(chosen, finalists, skew),
+        _tiles(chosen, screened),
+        *_scope(chosen, finalists, skew),
+        _traffic(chosen, reference),
+        _memory(chosen, max_kv_gib),
+        _choice(chosen, best, equal),
+        *_warnings(chosen),
+    ]
+    return Recommendation(chosen, tuple(reasons))
+
+
+def _eligible(
+    finalists: Sequence[CandidateResult], max_kv_gib: float | None
+) -> list[CandidateResult]:
+    ordered = [r for r in finalists if r.candidate.scope != "off"]
+    if not ordered:
+        raise ValueError(
+            "scope off keeps the sampler's order, which a run cannot be told to do; add scope "
+            "microbatch or step to get a recommendation."
+        )
+    limit = float("inf") if max_kv_gib is None else max_kv_gib * GIB
+    fitting = [r for r in ordered if r.resident_kv_bytes <= limit]
+    if not fitting:
+        least = min(r.resident_kv_bytes for r in ordered) / GIB
+        raise ValueError(
+            f"max_kv_gib ({max_kv_gib:g}) must be at least {least:.2f}, what the leanest finalist "
+            "holds; raise it, or try smaller pools or more head shards."
+        )
+    return fitting
+
+
+def _preference(result: CandidateResult) -> tuple[int, float, int, int, float]:
+    candidate = result.candidate
+    return (
+        candidate.pool_size,
+        round(result.worker_bytes / 1e8),  # a tenth of a GB is no difference
+        -candidate.block_size,
+        candidate.head_split,
+        result.step_ms,
+    )
+
+
+def _gain(chosen: CandidateResult, skew: Sequence[PoolSkew]) -> str:
+    limit = _skew(skew, chosen)
+    return (
+        f"A predicted step is {chosen.speedup_step:.2f}x as fast as the reference's, core "
+        f"attention alone {chosen.speedup_mean:.2f}x (mean straggler) and "
+        f"{chosen.speedup_worst:.2f}x (slowest microbatch of a step). Perfect balance inside "
+        f"pools and free communication would give {limit.limit_mean:.2f}x and "
+        f"{limit.limit_worst:.2f}x, over all steps."
+    )
+
+
+def _pool(
+    chosen: CandidateResult, finalists: Sequence[CandidateResult], skew: Sequence[PoolSkew]
+) -> str:
+    mine = _skew(skew, chosen)
+    text = (
+        f"P = {chosen.candidate.pool_size}: the heaviest pool is "
+        f"{mine.after.mean():.1%} above the mean, {mine.before.mean():.1%} without VRSP"
+    )
+    others = {r.candidate.pool_size for r in finalists}
+    smaller = [size for size in others if size < chosen.candidate.pool_size]
+    larger = [size for size in others if size > chosen.candidate.pool_size]
+    for size in [*sorted(smaller)[-1:], *sorted(larger)[:1]]:
+        rival = min((r for r in finalists if r.candidate.pool_size == size), key=_step)
+        text += (
+            f"; the best P = {size} takes {rival.step_ms / chosen.step_ms:.2f}x the step and "
+            f"{_ratio(rival.worker_bytes, chosen.worker_bytes)} the most loaded worker's bytes"
+        )
+    return text + "."
+
+
+def _tiles(chosen: CandidateResult, screened: Sequence[CandidateResult]) -> str:
+    """Granularity, against the coarsest tiles; both on the screened steps."""
+    candidate = chosen.candidate
+    same = [
+        r
+        for r in screened
+        if (r.candidate.pool_size, r.candidate.scope, r.candidate.placer)
+        == (candidate.pool_size, candidate.scope, candidate.placer)
+    ]
+    coarsest = max(same, key=lambda r: (r.tile_over_target, r.candidate))
+    text = (
+        f"B = {candidate.block_size}, H = {candidate.head_split}: the heaviest tile is "
+        f"{chosen.tile_over_target:.2f} of the load target C, so the slowest worker of a pool "
+        f"does {chosen.intra_imbalance:.1%} more than the mean"
+    )
+    if coarsest.candidate != candidate:
+        mine = next(r for r in same if r.candidate == candidate)
+        text += (
+            f"; the coarsest choice (B = {coarsest.candidate.block_size}, H = "
+            f"{coarsest.candidate.head_split}) has tiles of {coarsest.tile_over_target:.2f} C and "
+            f"takes {coarsest.step_ms / mine.step_ms:.2f}x the step"
+        )
+    return text + "."
+
+
+def _scope(
+    chosen: CandidateResult, finalists: Sequence[CandidateResult], skew: Sequence[PoolSkew]
+) -> list[str]:
+    """Why this VRSP scope, where both were tried."""
+    candidate = chosen.candidate
+    other = "microbatch" if candidate.scope == "step" else "step"
+    rivals = [
+        r
+        for r in finalists
+        if (r.candidate.pool_size, r.candidate.scope) == (candidate.pool_size, other)
+    ]
+    if not rivals:
+        return []
+    mine = _skew(skew, chosen)
+    theirs = next(s for s in skew if (s.pool_size, s.scope) == (candidate.pool_size, other))
+    rival = min(rivals, key=_step)
+    return [
+        f"Scope {candidate.scope}: summed over a step, the busiest worker group does "
+        f"{mine.step_after.mean():.2%} more than the mean ({theirs.step_after.mean():.2%} with "
+        f"scope {other}, whose best step takes {rival.step_ms / chosen.step_ms:.2f}x)."
+    ]
+
+
+def _traffic(chosen: CandidateResult, reference: CandidateResult) -> str:
+    return (
+        f"The most loaded worker moves {chosen.worker_bytes / 1e9:.2f} GB in a layer's forward "
+        f"({reference.worker_bytes / 1e9:.2f} GB in the reference), a pool "
+        f"{chosen.pool_bytes / 1e9:.1f} GB, {chosen.inter_node_share:.0%} of it between nodes; "
+        f"{1 - chosen.compute_share:.0%} of the attention time is communication that nothing hides."
+    )
+
+
+def _memory(chosen: CandidateResult, max_kv_gib: float | None) -> str:
+    limit = "" if max_kv_gib is None else f" (limit {max_kv_gib:g} GiB)"
+    return (
+        f"A worker holds at most {chosen.resident_kv_bytes / GIB:.2f} GiB of one layer's K and V"
+        f"{limit}."
+    )
+
+
+def _choice(
+    chosen: CandidateResult, best: CandidateResult, equal: Sequence[CandidateResult]
+) -> str:
+    if len(equal) == 1:
+        return f"No other finalist comes within {EQUAL:.0%} of its predicted step."
+    return (
+        f"{len(equal)} finalists are within {EQUAL:.0%} of the fastest; this one has the smallest "
+        f"pool, then the fewest bytes, and takes {chosen.step_ms / best.step_ms - 1:.1%} longer "
+        "than the fastest."
+    )
+
+
+def _warnings(chosen: CandidateResult) -> list[str]:
+    found = []
+    if chosen.speedup_step < 1.05:
+        found.append(
+            f"Warning: the predicted gain is {chosen.speedup_step - 1:.0%} of a step; this corpus "
+            "is nearly balanced as it is."
+        )
+    if chosen.tile_over_target > 1:
+        found.append(
+            "Warning: the heaviest tile exceeds what a worker should do; add smaller blocks or "
+            "more head shards to the grid."
+        )
+    if chosen.compute_share < 0.6:
+        found.append(
+            "Warning: most of the time is communication; check the bandwidths of the cost model "
+            "and prefer pools inside a node."
+        )
+    return found
+
+
+def _skew(skew: Sequence[PoolSkew], result: CandidateResult) -> PoolSkew:
+    key = (result.candidate.pool_size, result.candidate.scope)
+    return next(s for s in skew if (s.pool_size, s.scope) == key)
+
+
+def _step(result: CandidateResult) -> tuple[float, Candidate]:
+    return (result.step_ms, result.candidate)
+
+
+def _ratio(number: float, base: float) -> str:
+    return f"{number / base:.1f}x" if base else f"{number / 1e9:.2f} GB against none of"
