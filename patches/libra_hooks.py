@@ -12,10 +12,12 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 FLAGS = ("--context-parallel-impl", "--libra-")
+PATIENCE_S = 10.0
 INSTALLED = importlib.util.find_spec("megatron_libra") is not None
 
 
@@ -35,7 +37,10 @@ def around(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_flags(parse_args: Callable[..., Any]) -> Callable[..., Any]:
-    """parse_args that exits with code 2 and one line, on rank 0, when a flag of libra is given."""
+    """parse_args that exits with code 2 and one line, from rank 0, when a flag of libra is given.
+
+    torchrun ends every process once one has exited, so the others let rank 0 be the first.
+    """
 
     @functools.wraps(parse_args)
     def refusing(*args: Any, **kwargs: Any) -> Any:
@@ -47,6 +52,8 @@ def _refuse_flags(parse_args: Callable[..., Any]) -> Callable[..., Any]:
                 f"megatron_libra: {asked[0]} needs the package megatron_libra, which "
                 f"{sys.executable} does not find; install it there, or leave the flag out.\n"
             )
+        else:
+            time.sleep(PATIENCE_S)
         sys.exit(2)
 
     return refusing
