@@ -55,7 +55,7 @@ setup(
     packages=find_packages(include=["megatron_libra", "megatron_libra.*"]),
     package_data={"megatron_libra": ["py.typed"]},
     python_requires=">=3.12",
-    install_requires=["numpy>=1.26", "rich>=13.7", "typer>=0.12"],
+    install_requires=["numpy>=1.26", "rich>=13.7", "typer>=0.15.4"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["libra = megatron_libra.cli:main"]},
     classifiers=[

@@ -7,7 +7,8 @@
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-export VENV="${VENV:-$ROOT/.venv}"
+VENV="$(realpath -m -- "${VENV:-$ROOT/.venv}")"
+export VENV
 "$ROOT/scripts/setup_venv.sh"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec "$VENV/bin/python" -W ignore "$ROOT/scripts/quickstart/main.py" "$@"

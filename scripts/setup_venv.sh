@@ -7,7 +7,7 @@
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-VENV="${VENV:-$ROOT/.venv}"
+VENV="$(realpath -m -- "${VENV:-$ROOT/.venv}")"
 PYTHON="${PYTHON:-}"
 EXTRAS="megatron,plots,parquet,test,dev"
 STAMP="$VENV/libra-stamp"

@@ -6,7 +6,8 @@
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-export VENV="${VENV:-$ROOT/.venv}"
+VENV="$(realpath -m -- "${VENV:-$ROOT/.venv}")"
+export VENV
 "$ROOT/scripts/setup_venv.sh"
 cd "$ROOT"
 export PATH="$VENV/bin:$PATH"

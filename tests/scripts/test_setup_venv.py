@@ -29,7 +29,7 @@ def set_up(root, **environment):
     tools = root / "tools"
     tools.mkdir(exist_ok=True)
     for tool in ("bash", "sh", "cat", "sha256sum", "cut", "sed", "tail", "rm", "mkdir", "ls",
-                 "dirname", "sleep", "flock", "cp"):  # fmt: skip
+                 "dirname", "realpath", "sleep", "flock", "cp"):  # fmt: skip
         if (found := shutil.which(tool)) and not (tools / tool).exists():
             (tools / tool).symlink_to(found)
     base = {"PATH": str(tools), "HOME": str(root)}
