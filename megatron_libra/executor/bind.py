@@ -148,7 +148,10 @@ class _Upload:
 
     def add(self, array: NDArray[np.integer]) -> int:
         """Register an array; returns its place in the list that `to` returns."""
-        assert array.max(initial=0) <= INT32_MAX, "row number beyond int32"
+        if array.max(initial=0) > INT32_MAX:
+            raise ValueError(
+                f"row number {array.max()} is beyond {INT32_MAX}; lower head_split or chunks."
+            )
         self._arrays.append(array.astype(np.int32, copy=False).ravel())
         return len(self._arrays) - 1
 

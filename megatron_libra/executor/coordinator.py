@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 Sequences = Sequence[Sequence[int]]
 ROW_BYTES = 256
 SHOWN_DIGITS = 16
-CLOSE_S = 5.0
+CLOSE_S = 2.0
 
 
 class PlanCoordinator:

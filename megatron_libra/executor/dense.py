@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["dense_attention"]
 
-QUERY_BLOCK = 512
+QUERY_BLOCK = 256
 
 
 def dense_attention(
@@ -48,21 +48,18 @@ def dense_attention(
 
 
 def _one_sample(sample: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    q, k, v = (sample[name].detach().requires_grad_() for name in ("q", "k", "v"))
-    group = q.shape[1] // k.shape[1]
-    outs = []
-    for start in range(0, len(q), QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, len(q))
-        keys, values = (x[:stop].repeat_interleave(group, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[start:stop], keys) * scale
-        visible = torch.ones(stop - start, stop, dtype=torch.bool, device=q.device).tril(start)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
-        out = torch.einsum("hqk,khd->qhd", weights, values)
-        out.backward(sample["dout"][start:stop])
-        outs.append(out.detach())
-    return {
-        "out": torch.cat(outs) if outs else torch.zeros_like(q),
-        "dq": torch.zeros_like(q) if q.grad is None else q.grad,
-        "dk": torch.zeros_like(k) if k.grad is None else k.grad,
-        "dv": torch.zeros_like(v) if v.grad is None else v.grad,
-    }
+    q, k, v, dout = (sample[name].transpose(0, 1).contiguous() for name in ("q", "k", "v", "dout"))
+    for leaf in (q, k, v):
+        leaf.requires_grad_()
+    length, group = q.shape[1], q.shape[0] // k.shape[0]
+    out = torch.zeros_like(q.detach())
+    for start in range(0, length, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, length)
+        keys, values = (x[:, :stop].repeat_interleave(group, dim=0) for x in (k, v))
+        scores = (q[:, start:stop] * scale) @ keys.transpose(1, 2)
+        hidden = torch.ones(stop - start, stop, dtype=torch.bool, device=q.device).triu(start + 1)
+        block = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ values
+        block.backward(dout[:, start:stop])
+        out[:, start:stop] = block.detach()
+    named = {"out": out, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: x.transpose(0, 1) for name, x in named.items() if x is not None}

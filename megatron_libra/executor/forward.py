@@ -128,4 +128,4 @@ class _Forward:
     def send_home(self, chunk: int, out: torch.Tensor) -> list[PendingRows]:
         bound, num_sent = self.bound, self.bound.query.num_sent
         home = self.returned[chunk * num_sent : (chunk + 1) * num_sent]
-        return [start_return(out.view(len(out), -1), bound.query, home, bound.runtime.return_)]
+        return [start_return(out.flatten(1), bound.query, home, bound.runtime.return_)]

@@ -80,7 +80,7 @@ class PlanServer:
                 self._settings = None
             _write(self._to_planner, [list(lengths) for lengths in sequences])
             kind, value = _read(self._from_planner)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:  # ValueError: a pipe closed by close()
             raise PlanError(
                 f"the planner process {self.pid} died ({self._ending()}); restart the job, and see "
                 "the host's memory and the lines above for the reason."

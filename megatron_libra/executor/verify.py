@@ -27,8 +27,12 @@ from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["TOLERANCES", "Verification", "error_of", "verify_plans", "verify_pool"]
 
-TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-"""Largest accepted error by dtype; see `error_of`."""
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
+"""Largest accepted error of a row by dtype; see `error_of`. In half precision dq is the worst: its
+softmax term subtracts a number computed from the rounded output."""
+WHOLE_FACTOR = 6
+"""A whole tensor (Frobenius norm) must be this much closer than its worst row may be."""
+SMALL_NORM = 0.1
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -38,8 +42,8 @@ class Verification:
 
     plan: PoolPlan
     report: dict[str, Any]
-    """workers, device, dtype, kernel, seed, tolerance, errors and max_abs by tensor, max_error,
-    passed, digest; all of it JSON."""
+    """workers, device, dtype, kernel, seed, tolerance, errors (worst row), relative (Frobenius) and
+    max_abs by tensor, max_error, passed, digest; all of it JSON."""
     arrays: dict[str, NDArray[Any]]
     """q, k, v, dout, out, dq, dk, dv as (slot, token, head, dim); float32 for half precision."""
 
@@ -81,7 +85,7 @@ def verify_plans(
         device: "cpu" (gloo, float64 by default) or "cuda" (NCCL, bfloat16 by default, one GPU for
             each worker).
         dtype: float64, float32, bfloat16 or float16.
-        tolerance: by default TOLERANCES[dtype].
+        tolerance: of the worst row; by default TOLERANCES[dtype].
 
     Raises:
         ValueError: too few GPUs, an unknown device or dtype, or a kernel that cannot run there.
@@ -106,10 +110,18 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The worst row's error over its norm plus the mean row norm; a row is one token and head.
 
     One wrong row is seen however many are right; rounding of long rows is forgiven in proportion.
+    Inputs are standard normal, so gradients that vanish (samples of one token) are measured
+    against SMALL_NORM.
     """
     row_norm = expected.norm(dim=-1)
-    worst = ((actual - expected).norm(dim=-1) / (row_norm + row_norm.mean() + 1e-300)).max()
-    return float("inf") if bool(worst.isnan()) else float(worst)
+    scale = (row_norm + row_norm.mean()).clamp_min(SMALL_NORM)
+    return _largest((actual - expected).norm(dim=-1) / scale)
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The maximum; a value that is not finite counts as the largest float: JSON has no NaN."""
+    top = torch.finfo(values.dtype).max
+    return float(values.nan_to_num(nan=top, posinf=top).max())
 
 
 def _check(plans: Sequence[PoolPlan], device: str, dtype: str) -> None:
@@ -167,22 +179,26 @@ def _compare(
     inputs = pool_tensors(plan, settings["seed"], getattr(torch, settings["dtype"]))
     on_device = {name: tensor.to(settings["device"]) for name, tensor in inputs.items()}
     dense = dense_attention(on_device, plan.sequences)
-    results, errors, max_abs = {}, {}, {}
+    results, errors, relative, max_abs = {}, {}, {}, {}
     for name in RESULTS:
         actual = gather_workers(plan, [torch.from_numpy(part[name]) for _, part in parts])
         expected = dense[name].cpu()
         results[name] = actual.numpy()
         errors[name] = error_of(actual.double(), expected)
-        max_abs[name] = float((actual.double() - expected).abs().max())
-    worst = max(errors.values())
+        difference = actual.double() - expected
+        relative[name] = _largest(difference.norm() / expected.norm().clamp_min(SMALL_NORM))
+        max_abs[name] = _largest(difference.abs())
+    worst, worst_whole = max(errors.values()), max(relative.values())
+    limit = settings["tolerance"]
     report = {
         "workers": plan.num_workers,
         "kernel": parts[0][0],
         **settings,
         "errors": errors,
+        "relative": relative,
         "max_abs": max_abs,
         "max_error": worst,
-        "passed": worst <= settings["tolerance"],
+        "passed": worst <= limit and worst_whole <= limit / WHOLE_FACTOR,
         "digest": plan.digest,
     }
     named = {name: _to_numpy(tensor) for name, tensor in inputs.items()}

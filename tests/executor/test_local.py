@@ -1,0 +1,68 @@
+"""Local worlds: results in order, and every way in which a worker can fail ends the run at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_libra.executor.local import WorkerFailed, run_workers
+
+
+def rank_times(factor: int) -> tuple[int, int, int]:
+    total = torch.tensor(dist.get_rank())
+    dist.all_reduce(total)
+    return dist.get_rank() * factor, int(total), torch.get_num_threads()
+
+
+def fail_on(rank: int, how: str) -> None:
+    """One rank fails while the others wait for it in a collective."""
+    if dist.get_rank() == rank:
+        if how == "raise":
+            raise ValueError("the reason")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(3)
+        time.sleep(1000)
+    dist.barrier()
+
+
+def run(how: str, timeout_s: float = 60.0) -> float:
+    """Seconds until the run fails."""
+    started = time.monotonic()
+    try:
+        run_workers(fail_on, 3, 1, how, timeout_s=timeout_s)
+    finally:
+        seconds = time.monotonic() - started
+    return seconds
+
+
+def test_results_in_worker_order() -> None:
+    assert run_workers(rank_times, 3, 10) == [(0, 3, 1), (10, 3, 1), (20, 3, 1)]
+    assert run_workers(rank_times, 1, 10, num_threads=2) == [(0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raise", "worker 1 failed:\nTraceback .*fail_on.*ValueError: the reason"),
+        ("kill", r"worker 1 ended without a result \(killed by SIGKILL\)"),
+        ("exit", r"worker 1 ended without a result \(exit code 3\)"),
+    ],
+)
+def test_a_failing_worker_ends_the_run(how: str, message: str) -> None:
+    """The peers hang in a barrier with a timeout of 60 s; the run does not wait for it."""
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed, match=f"(?s){message}"):
+        run(how)
+    assert time.monotonic() - started < 30
+
+
+def test_a_hanging_worker_times_out() -> None:
+    with pytest.raises(TimeoutError, match=r"workers \[.*1.*\] did not finish within 3 s"):
+        run("hang", timeout_s=3.0)

@@ -1,0 +1,172 @@
+"""Row numbers of a route, the bound plan made of them, and the sum at the home. No processes.
+
+Layers: the drawn example, then properties on random plans, checked against per-row bookkeeping.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_libra.config import LibraConfig
+from megatron_libra.executor.bind import _Upload, bind
+from megatron_libra.executor.kernels import pick_kernel
+from megatron_libra.executor.route_index import (
+    contributions_at_home,
+    index_route,
+    positions_at_home,
+)
+from megatron_libra.executor.runtime import PoolRuntime
+from megatron_libra.executor.transfers import sum_at_home
+from megatron_libra.executor.transport import LoopbackTransport, RowSplits
+from megatron_libra.plan.errors import PlanError
+from megatron_libra.plan.worker_plan import WorkerRoute
+from tests.helpers.cases import CASES, plan_of, random_pools
+
+CPU = torch.device("cpu")
+
+
+class FakeTransport(LoopbackTransport):
+    """A place in a pool of several workers, without the others."""
+
+    def __init__(self, worker: int, num_workers: int) -> None:
+        self.worker, self.num_workers = worker, num_workers
+
+
+def runtime_of(worker: int, num_workers: int) -> PoolRuntime:
+    """A runtime to bind with; nothing can be exchanged."""
+    transport = FakeTransport(worker, num_workers)
+    kernel = pick_kernel("auto", device=CPU, dtype=torch.float64, head_dim=8)
+    return PoolRuntime(transport, transport, kernel, CPU, LibraConfig())
+
+
+def route(**columns: list[int]) -> WorkerRoute:
+    """A WorkerRoute from lists."""
+    return WorkerRoute(**{name: np.array(column, np.int32) for name, column in columns.items()})
+
+
+def test_drawn_example() -> None:
+    """The example of route_index: worker 0 computes its tokens 2, 3 and a token of worker 1."""
+    index = index_route(
+        route(
+            send_peer=[0, 1], send_token=[2, 0], send_count=[2, 2], send_shard=[0, 0],
+            recv_peer=[0, 1], recv_row=[0, 2], recv_count=[2, 1],
+        ),
+        worker=0, num_workers=2, num_shards=1,
+    )  # fmt: skip
+    assert index.sent_rows.tolist() == [0, 1, 2, 3]
+    assert index.depart.tolist() == [2, 0, 1]
+    assert index.arrange.tolist() == [1, 2, 0]
+    assert (index.send_count.tolist(), index.receive_count.tolist()) == ([0, 2], [0, 1])
+    assert not index.is_in_order
+
+
+def test_local_rows_take_compute_order() -> None:
+    """A worker that computes only its own tokens, in another order than it holds them."""
+    index = index_route(
+        route(
+            send_peer=[0, 0], send_token=[4, 0], send_count=[2, 2], send_shard=[1, 0],
+            recv_peer=[0, 0], recv_row=[2, 0], recv_count=[2, 2],
+        ),
+        worker=0, num_workers=1, num_shards=2,
+    )  # fmt: skip
+    assert index.is_in_order
+    assert index.sent_rows.tolist() == [0, 2, 9, 11]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_row_arrives_where_it_should(seed: int) -> None:
+    """Simulate the exchange of random plans with labelled rows."""
+    plan = random_pools(seed, 4, num_workers=4)[seed % 4]
+    heads = plan.heads
+    for kind, shards in (("query", heads.head_split), ("kv", heads.kv_shards)):
+        workers = [plan.worker_plan(w) for w in range(plan.num_workers)]
+        routes = [getattr(w, kind) for w in workers]
+        indexes = [
+            index_route(r, worker=w, num_workers=4, num_shards=shards) for w, r in enumerate(routes)
+        ]
+        for worker, (index, own) in enumerate(zip(indexes, routes, strict=True)):
+            expected = np.full((own.num_rows, 2), -1)
+            for peer, theirs in enumerate(routes):
+                sent = np.flatnonzero(theirs.send_peer == worker)
+                rows = own.recv_row[own.recv_peer == peer]
+                for i, row in zip(sent, rows, strict=True):
+                    count, token = theirs.send_count[i], theirs.send_token[i]
+                    expected[row : row + count, 0] = peer
+                    expected[row : row + count, 1] = (
+                        np.arange(token, token + count) * shards + theirs.send_shard[i]
+                    )
+            assert np.array_equal(arrived(indexes, worker)[index.arrange], expected)
+
+
+def arrived(indexes: list, worker: int) -> np.ndarray:
+    """(rows, 2) source worker and home row, in travel order."""
+    parts = []
+    for peer, index in enumerate(indexes):
+        ends = np.cumsum(index.send_count)
+        rows = index.sent_rows[ends[worker] - index.send_count[worker] : ends[worker]]
+        parts.append(np.stack([np.full(len(rows), peer), rows], axis=1))
+    own = indexes[worker].sent_rows[indexes[worker].send_count.sum() :]
+    return np.concatenate([*parts, np.stack([np.full(len(own), worker), own], axis=1)])
+
+
+def test_splits_and_their_inverse() -> None:
+    splits = RowSplits(send=(0, 3, 1), receive=(0, 0, 2))
+    assert (splits.num_sent, splits.num_received) == (4, 2)
+    assert splits.inverse() == RowSplits(send=(0, 0, 2), receive=(0, 3, 1))
+
+
+def test_positions_at_home() -> None:
+    """Three home rows of two chunks, the second is padding."""
+    assert positions_at_home(np.array([2, 0]), 3, 2).tolist() == [1, 3, 4, 4, 0, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_sum_at_home(dtype: torch.dtype) -> None:
+    """Contributions of one home row are added in travel order, in float32 or better."""
+    rng = np.random.default_rng(0)
+    sent = rng.integers(0, 12, 40)
+    sent[sent == 5] = 6  # home row 5 gets nothing
+    passes, rank = contributions_at_home(sent, 12)
+    assert sorted(np.concatenate(passes).tolist()) == list(range(40)) and rank[5] == len(passes[0])
+    for seed in range(3):
+        plan = random_pools(seed, 2, num_workers=4)[1]
+        worker = plan.worker_plan(seed)
+        bound = bind(worker, runtime_of(seed, 4))
+        pieces, num_sent = plan.heads.kv_pieces, bound.kv.num_sent
+        rows = torch.randn(pieces * num_sent + 1, 4, dtype=torch.float64).to(dtype)
+        rows[-1] = 0
+        dk, dv = sum_at_home(rows, bound.kv_sum)
+        expected = torch.zeros(worker.num_local_tokens * plan.heads.kv_shards, pieces, 4)
+        expected = expected.double() if dtype == torch.float64 else expected
+        index = index_route(worker.kv, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
+        for position, home in enumerate(index.sent_rows.tolist()):
+            for piece in range(pieces):
+                expected[home, piece] += rows[piece * num_sent + position]
+        whole = torch.cat([dk, dv], dim=1).view(expected.shape)
+        assert torch.equal(whole, expected.to(dtype))
+
+
+def test_a_plan_of_another_worker_is_refused() -> None:
+    plan = plan_of(CASES["one_against_many"])
+    with pytest.raises(PlanError, match=r"worker 1 of 4 was given to worker 0 of 4.*plan\(0\)"):
+        bind(plan.worker_plan(1), runtime_of(0, 4))
+    with pytest.raises(PlanError, match="worker 0 of 4 was given to worker 0 of 2"):
+        bind(plan.worker_plan(0), runtime_of(0, 2))
+
+
+def test_chunks_that_share_kv_heads_bring_them_once() -> None:
+    """8 query heads on 2 kv heads, 4 chunks: 0 and 2 bring K and V, 1 and 3 finish them."""
+    plan = plan_of(CASES["chunks_share_kv_heads"])
+    bound = bind(plan.worker_plan(0), runtime_of(0, 4))
+    assert [bound.brings_kv(m) for m in range(4)] == [True, False, True, False]
+    assert [bound.finishes_kv(m) for m in range(4)] == [False, True, False, True]
+    assert len(bound.kv.dispatch) == 2 and len(bound.query.dispatch) == 4
+
+
+def test_row_numbers_beyond_int32_are_refused() -> None:
+    upload = _Upload()
+    upload.add(np.array([2**31 - 1]))
+    with pytest.raises(ValueError, match="row number 2147483648 is beyond"):
+        upload.add(np.array([2**31]))
