@@ -34,7 +34,7 @@ OUTER = {
     "config": set(),
     "plan": {"numpy"},
     "data": {"numpy", "pyarrow"},
-    "simulator": {"numpy"},
+    "simulator": {"numpy", "matplotlib"},
     "executor": {"numpy", "torch"},
     "integration": {"numpy", "torch", "megatron", "yaml"},
     "cli": {"numpy", "rich", "torch", "typer"},

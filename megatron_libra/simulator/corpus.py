@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_libra.data.conversations import fold_conversations
 from megatron_libra.data.corpora import CORPORA, packed_corpus
@@ -20,7 +21,7 @@ from megatron_libra.data.files import read_lengths
 from megatron_libra.data.packing import PACKERS
 from megatron_libra.data.rows import Int64, LengthRows
 
-__all__ = ["Corpus", "CorpusRequest", "load_corpus"]
+__all__ = ["Corpus", "CorpusRequest", "LengthHistogram", "load_corpus"]
 
 PACK_WINDOW = 20_000
 """Documents that best-fit packs together; processes share the corpus in multiples of it."""
@@ -45,6 +46,32 @@ class CorpusRequest:
     """Of the shuffles and of a preset's lengths."""
     num_sequences: int | None = None
     """Packed sequences of a preset (default 16 global batches)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthHistogram:
+    """Samples by length, in bins of equal ratio."""
+
+    edges: Int64
+    """(bins + 1,) in tokens; a bin holds lengths of [edge, next edge)."""
+    samples: Int64
+    tokens: Int64
+    work: NDArray[np.float64]
+    """Sums of squared lengths."""
+
+    @classmethod
+    def of(cls, lengths: Int64, seq_length: int) -> LengthHistogram:
+        """Count lengths of 1 to seq_length."""
+        edges = np.unique(np.geomspace(1, seq_length + 1, 49).round().astype(np.int64))
+        count = edges.size - 1
+        bins = np.searchsorted(edges, lengths[lengths > 0], side="right") - 1
+        weight = lengths[lengths > 0].astype(np.float64)
+        return cls(
+            edges,
+            np.bincount(bins, minlength=count),
+            np.bincount(bins, weight, minlength=count).astype(np.int64),
+            np.bincount(bins, weight**2, minlength=count),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ import numpy as np
 from megatron_libra.config import LibraConfig
 from megatron_libra.data.summary import summarize_lengths, summarize_skew
 from megatron_libra.simulator.candidates import Candidate, Grid, references
-from megatron_libra.simulator.corpus import Corpus
+from megatron_libra.simulator.corpus import Corpus, LengthHistogram
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.example import example_pool
 from megatron_libra.simulator.job import TrainingJob
@@ -181,6 +181,7 @@ class _Run:
             corpus_name=self.corpus.name,
             packing=self.corpus.packing,
             lengths=summarize_lengths(rows.flat),
+            histogram=LengthHistogram.of(rows.flat, self.job.seq_length),
             sequences=summarize_skew(rows, self.job.seq_length),
             job=self.job,
             base=self.base,

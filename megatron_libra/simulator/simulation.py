@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from megatron_libra.config import LibraConfig
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.data.summary import LengthSummary, SkewSummary
+from megatron_libra.simulator.corpus import LengthHistogram
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.example import ExamplePool
 from megatron_libra.simulator.job import TrainingJob
@@ -60,6 +61,7 @@ class Simulation:
     corpus_name: str
     packing: str
     lengths: LengthSummary
+    histogram: LengthHistogram
     sequences: SkewSummary
     job: TrainingJob
     base: LibraConfig
