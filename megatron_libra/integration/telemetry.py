@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from megatron_libra.data.sampler import ReplicaLayout, Window
-from megatron_libra.integration.groups import RunGroups
 from megatron_libra.integration.plan_stream import PlannedBatch
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.vrsp import attention_work
+
+if TYPE_CHECKING:
+    from megatron_libra.integration.groups import RunGroups
 
 __all__ = ["IterationReport", "Telemetry", "measure", "order_imbalance", "summarize"]
 

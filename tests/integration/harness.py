@@ -7,12 +7,14 @@ iterations. Ranks meet through a file.
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
 import sys
 import tempfile
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -36,8 +38,11 @@ class Record:
     """Loss of each evaluation; on ranks of the last pipeline stage."""
     squares: list[float | None] = field(default_factory=list)
     """By iteration: Megatron's sum of squared sample lengths, from which it counts FLOPs."""
-    samples: list[list[int]] = field(default_factory=list)
-    """First tokens of each packed sequence that this rank's loader yielded."""
+    order: list[tuple[str, Any, int | None]] = field(default_factory=list)
+    """By microbatch: stream, sample lengths of the pool, checksum of the tokens if there are
+    any."""
+    tensor_bytes: list[int] = field(default_factory=list)
+    """By iteration: bytes of all live tensors."""
 
 
 def train(
@@ -141,6 +146,7 @@ def _run(
         torch.distributed.init_process_group, init_method=f"file://{store}"
     )
     install()
+    _skip_warm_up()
     record = Record()
     _observe(record)
     if arrange is not None:
@@ -150,16 +156,34 @@ def _run(
     return record
 
 
-def _observe(record: Record) -> None:
-    """Note what Megatron logs, exactly."""
+def _skip_warm_up() -> None:
+    """Megatron warms up fused kernels with dropout on tensors whose size depends on CP.
+
+    On a GPU that draws from the CUDA generator alone; on CPU it would move the one from which
+    routers are initialized, and the model would differ from its reference.
+    """
     from megatron.training import training
 
+    training.set_jit_fusion_options = lambda **sizes: None
+
+
+def _observe(record: Record) -> None:
+    """Note what Megatron logs, exactly."""
+    import torch
+    from megatron.training import training
+
+    from megatron_libra.integration.plan_stream import PlannedBatches
+
     log, evaluate = training.training_log, training.evaluate
+    take = PlannedBatches.__next__
 
     def training_log(loss_dict: Any, *args: Any, **kwargs: Any) -> Any:
         record.losses += [float(loss_dict["lm loss"])] if loss_dict else []
         record.grad_norms.append(float(args[6]))
         record.squares.append(kwargs["seqlen_squared_sum_in_batch"])
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        record.tensor_bytes.append(sum(each.nbytes for each in tensors))
         return log(loss_dict, *args, **kwargs)
 
     def evaluation(*args: Any, **kwargs: Any) -> Any:
@@ -167,4 +191,12 @@ def _observe(record: Record) -> None:
         record.evaluations += [float(result[0]["lm loss"])] if result[0] else []
         return result
 
+    def next_batch(self: Any) -> Any:
+        planned = take(self)
+        tokens = None if planned.batch is None else planned.batch["tokens"]
+        checksum = None if tokens is None else zlib.crc32(tokens.numpy().tobytes())
+        record.order.append((planned.stream, planned.plan.sequences, checksum))
+        return planned
+
     training.training_log, training.evaluate = training_log, evaluation
+    PlannedBatches.__next__ = next_batch

@@ -1,0 +1,139 @@
+"""Cutting a batch: positions by hand, pieces of every layout, checked lengths, sharing by
+chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.plan.errors import PlanError
+from megatron_libra.plan.layout import TokenLayout
+from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
+from tests.integration.harness import call
+
+SEQUENCES = ((5, 3, 7, 1), (16,))
+SHAPE = AttentionShape(query_heads=2, kv_heads=1, head_dim=4)
+LAYOUT = TokenLayout("zigzag", 16, 2)
+
+
+def small_plan(sequences: tuple[tuple[int, ...], ...] = SEQUENCES) -> PoolPlan:
+    config = LibraConfig(pool_size=2, block_size=4, chunks=1)
+    return plan_pool(sequences, context_parallel_size=2, shape=SHAPE, config=config, seq_length=16)
+
+
+def batch(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """As Megatron's loader yields it: boundaries padded to L + 1 entries."""
+    boundaries = torch.full((1, 17), 16, dtype=torch.int32)
+    boundaries[0, : len(lengths) + 1] = torch.tensor([0, *np.cumsum(lengths)])
+    tokens = torch.arange(16)[None]
+    return {
+        "tokens": tokens,
+        "labels": tokens + 1,
+        "loss_mask": (tokens % 3 > 0).float(),
+        "cu_seqlens": boundaries,
+    }
+
+
+def splitter(worker: int, num_chunks: int = 1) -> Any:
+    """A splitter of a rank without a process group: one tensor-parallel rank."""
+    from megatron.core import parallel_state
+
+    from megatron_libra.executor.kernels import pick_kernel
+    from megatron_libra.executor.runtime import PoolRuntime
+    from megatron_libra.integration.batch import BatchSplitter
+
+    parallel_state.set_tensor_model_parallel_rank(0)
+    parallel_state.set_tensor_model_parallel_world_size(1)
+    device = torch.device("cpu")
+    kernel = pick_kernel(
+        "reference", device=device, dtype=torch.float32, head_dim=4, deterministic=False
+    )
+    place = type("Place", (), {"worker": worker, "num_workers": 4})()
+    runtime = PoolRuntime(place, place, kernel, device, LibraConfig(pool_size=2))
+    return BatchSplitter(LAYOUT, runtime, worker, num_chunks)
+
+
+def split(
+    worker: int,
+    lengths: tuple[int, ...] | None,
+    plan: PoolPlan,
+    embeds: bool = False,
+    has_loss: bool = False,
+) -> tuple[dict[str, list[Any] | None], list[int], int]:
+    """Tensors by name, boundaries, longest sample; lengths are the loader's, None without data."""
+    from megatron_libra.integration.plan_stream import PlannedBatch
+
+    planned = PlannedBatch("train", 0, plan, None if lengths is None else batch(lengths))
+    made = splitter(worker).split(planned, embeds=embeds, has_loss=has_loss)
+    names = ("tokens", "labels", "loss_mask", "position_ids")
+    tensors = {name: getattr(made, name) for name in names}
+    lists = {name: None if each is None else each.tolist() for name, each in tensors.items()}
+    return lists, made.params.cu_seqlens_q.tolist(), made.params.max_seqlen_q
+
+
+@pytest.mark.parametrize("worker", range(4))
+def test_local_tokens_and_positions(worker: int) -> None:
+    slot, cp_rank = divmod(worker, 2)
+    tensors, boundaries, longest = call(split, worker, SEQUENCES[slot], small_plan(), True, True)
+    held = {0: [0, 1, 2, 3, 12, 13, 14, 15], 1: [4, 5, 6, 7, 8, 9, 10, 11]}[cp_rank]
+    position = {
+        0: [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0],
+        1: list(range(16)),
+    }[slot]
+    assert tensors["tokens"] == [held]
+    assert tensors["labels"] == [[token + 1 for token in held]]
+    assert tensors["loss_mask"] == [[float(token % 3 > 0) for token in held]]
+    assert tensors["position_ids"] == [[position[token] for token in held]]
+    assert boundaries == [0, *np.cumsum(SEQUENCES[slot])]
+    assert longest == max(SEQUENCES[slot])
+
+
+def test_a_middle_stage_needs_no_data() -> None:
+    tensors, _, _ = call(split, 1, None, small_plan())
+    assert [name for name, tensor in tensors.items() if tensor is not None] == ["position_ids"]
+
+
+def test_tokens_behind_the_last_sample_have_positions_and_no_sample() -> None:
+    plan = small_plan(((5, 3), ()))
+    tensors, boundaries, _ = call(split, 0, None, plan)
+    assert tensors["position_ids"] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert boundaries == [0, 5, 8]
+    tensors, boundaries, longest = call(split, 3, None, plan)
+    assert (boundaries, longest) == ([0], 1)
+
+
+def fault(kind: str) -> str:
+    with pytest.raises(PlanError) as error:
+        if kind == "other data":
+            split(0, (4, 4, 7, 1), small_plan(), True, True)
+        else:
+            split(0, None, small_plan(), True, False)
+    return str(error.value)
+
+
+def test_other_data_than_the_plan_s_is_an_error() -> None:
+    message = call(fault, "other data")
+    assert "microbatch 0 of train" in message and "[0, 4, 8, 15, 16]" in message
+
+
+def test_missing_data_is_an_error() -> None:
+    assert "no data loader" in call(fault, "no data")
+
+
+def shared(num_chunks: int) -> tuple[list[int], int]:
+    from megatron_libra.integration.plan_stream import PlannedBatch
+
+    plan, made = small_plan(), splitter(0, num_chunks)
+    batches = [PlannedBatch("train", index, plan, None) for index in (0, 1)]
+    order = [batches[0], batches[1], batches[0], batches[1]]
+    bound = [made.split(each, embeds=False, has_loss=False).params.bound_plan for each in order]
+    return [bound.index(each) for each in bound], len(made._params)
+
+
+def test_model_chunks_share_a_bound_plan() -> None:
+    assert call(shared, 2) == ([0, 1, 0, 1], 0)
+    assert call(shared, 1) == ([0, 1, 2, 3], 0)
