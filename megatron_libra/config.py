@@ -69,7 +69,7 @@ class LibraConfig:
     placer: str = "home_first"
     """Who computes which tile: home_first (default), paper (Algorithm 2), ulysses, home."""
     kv_fetch: KVFetch = "prefix"
-    """Keys that a worker receives of a sample: the causal prefix, or the whole group (the paper)."""
+    """Keys a worker receives of a sample: the causal prefix, or the whole group (the paper)."""
     layout: Layout = "zigzag"
     """Tokens of CP rank c: pieces c and 2CP-1-c of 2CP (zigzag), or piece c of CP."""
     vrsp_scope: VRSPScope = "auto"
