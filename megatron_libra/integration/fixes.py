@@ -6,8 +6,8 @@ changes nothing."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,17 +17,18 @@ __all__ = ["apply"]
 
 def apply() -> None:
     """Repair what needs it; calling it twice is as good as once."""
-    _skip_missing_makefile()
+    _keep_compiled_helpers()
     _repair_torch_adam_checkpoints()
     _name_te_gemm()
 
 
-def _skip_missing_makefile() -> None:
-    """1: the wheel ships helpers_cpp compiled but no Makefile, so compiling it again ends in
-    sys.exit."""
+def _keep_compiled_helpers() -> None:
+    """1: the start compiles helpers_cpp again. The wheel has no Makefile for that (sys.exit), and
+    in a venv a checkout's Makefile may build for another Python; what can be imported is kept.
+    """
     import megatron.core.datasets.utils as utils
 
-    if not (Path(utils.__file__).parent / "Makefile").exists():
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
         utils.compile_helpers = lambda: None
 
 

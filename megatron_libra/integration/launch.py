@@ -23,9 +23,7 @@ from megatron_libra.integration.errors import RunError
 
 __all__ = ["finish", "main", "prepare", "refuse"]
 
-USAGE = (
-    "usage: torchrun [...] -m megatron_libra.run [--config RUN.yaml] SCRIPT [flags of the script]"
-)
+USAGE = "usage: torchrun [...] -m megatron_libra.run [--config RUN.yaml] SCRIPT [flags of SCRIPT]"
 PATIENCE_S = 10.0
 """How long a refused rank lets rank 0 speak first."""
 
@@ -36,9 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         config, script, words = _split(sys.argv[1:] if argv is None else argv)
         settings = yaml.load(config) if config else {}
         sys.argv = [script, *words]
-        prepare(settings)
-        # As python does for the script that it runs: its neighbours can be imported.
+        # As python does for the script that it runs: its neighbours can be imported, and a script
+        # in a Megatron checkout trains with that Megatron.
         sys.path.insert(0, str(Path(script).resolve().parent))
+        prepare(settings)
         runpy.run_path(script, run_name="__main__")
     except RunError as error:
         refuse(error)
