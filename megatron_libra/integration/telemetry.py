@@ -58,7 +58,7 @@ class IterationReport:
     plan_wait_ms: float
     """Milliseconds that a microbatch waited for its plan; the longest."""
     losses: dict[str, float]
-    """Megatron's losses of the iteration."""
+    """Megatron's losses of the iteration; empty unless reports go to a file."""
 
     def scalars(self) -> dict[str, float]:
         """For TensorBoard and W&B."""
@@ -200,7 +200,8 @@ class Telemetry:
         for (iteration, count, losses), imbalance in zip(iterations, before, strict=True):
             part = rows[:, start : start + count]
             start += count
-            values = {name: _loss(value) for name, value in losses.items()}
+            # Reading a loss waits for the device, so only the file, which holds it, asks for it.
+            values = {} if self._log_file is None else {n: float(x) for n, x in losses.items()}
             reports.append(summarize(iteration, part, self._num_workers, float(imbalance), values))
         return reports
 
@@ -208,10 +209,6 @@ class Telemetry:
         if self._log_file is not None:
             with self._log_file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(report)) + "\n" for report in reports)
-
-
-def _loss(value: Any) -> float:
-    return float(value)
 
 
 def _all_gather(mine: Float64, groups: RunGroups) -> Float64:
