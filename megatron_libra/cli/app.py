@@ -20,6 +20,7 @@ from megatron_libra.cli.answers import order_answer, plan_answer, verify_answer
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.request import faults_of, read_pool, read_window
+from megatron_libra.cli.simulate import simulate
 from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
 from megatron_libra.plan.vrsp import order_window
 
@@ -120,6 +121,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 app.command()(lengths)
+app.command()(simulate)
 
 
 def _print_json(answer: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ def _result(result: CandidateResult) -> dict[str, Any]:
 
 
 def _skew(skew: PoolSkew) -> dict[str, Any]:
+    limit_mean, limit_worst = skew.limits()
     return {
         "pool_size": skew.pool_size,
         "scope": skew.scope,
@@ -61,6 +62,6 @@ def _skew(skew: PoolSkew) -> dict[str, Any]:
         "step_imbalance_before": float(skew.step_before.mean()),
         "step_imbalance": float(skew.step_after.mean()),
         "worst_step_imbalance": float(skew.step_after.max()),
-        "limit_speedup_mean": skew.limit_mean,
-        "limit_speedup_worst": skew.limit_worst,
+        "limit_speedup_mean": limit_mean,
+        "limit_speedup_worst": limit_worst,
     }

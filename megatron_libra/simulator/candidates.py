@@ -110,6 +110,11 @@ class Grid:
                     f"(pipeline_parallel_size {job.pipeline_parallel_size}) or lockstep "
                     f"({job.lockstep}) every microbatch is waited for; use microbatch."
                 )
+        if self.scopes and set(self.scopes) == {"off"}:
+            raise ValueError(
+                "scope off keeps the sampler's order, which is here for comparison only; add "
+                "scope microbatch."
+            )
         return list(self.scopes) or (
             ["microbatch", "step"] if job.balances_steps else ["microbatch"]
         )

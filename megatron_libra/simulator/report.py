@@ -9,13 +9,14 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
+from megatron_libra.simulator.calibration import BUILT_IN
 from megatron_libra.simulator.metrics import CandidateResult
 from megatron_libra.simulator.plots import draw
 from megatron_libra.simulator.report_page import PAGE
 from megatron_libra.simulator.run_file import run_file
 from megatron_libra.simulator.simulation import Simulation
 
-__all__ = ["COLUMNS", "columns_of", "html_report"]
+__all__ = ["COLUMNS", "columns_of", "html_report", "model_sentence"]
 
 GIB = 2**30
 COLUMNS = {
@@ -95,7 +96,7 @@ def html_report(simulation: Simulation) -> str:
         reasons="".join(f"<li>{escape(r)}</li>" for r in simulation.recommendation.reasons),
         run_file=escape(run_file(simulation)),
         sampling=escape(simulation.sampling.sentence),
-        model=escape(_model(simulation)),
+        model=escape(model_sentence(simulation)),
         figures="".join(_figure(simulation, name) for name in CAPTIONS),
         reference=escape(simulation.reference_name),
         finalists=_table([*references, *simulation.finalists], best, simulation),
@@ -115,11 +116,18 @@ def _subtitle(simulation: Simulation) -> str:
     )
 
 
-def _model(simulation: Simulation) -> str:
+def model_sentence(simulation: Simulation) -> str:
+    """What times rest on; for every output."""
+    model = simulation.model
+    if BUILT_IN.get(model.name) != model:
+        return (
+            f"Times are predictions of the cost model {model.name}, read from a file. Imbalances, "
+            "bytes and memory do not depend on it."
+        )
     return (
-        f"Times are predictions of the cost model {simulation.model.name}. The built-in models are "
-        "default figures of an H200-class GPU, not a measurement of your machine; give your own "
-        "with --cost-model FILE. Imbalances, bytes and memory do not depend on it."
+        f"Times are predictions of the built-in cost model {model.name}: default figures of an "
+        "H200-class GPU, not a measurement of your machine (give your own with --cost-model "
+        "FILE). Imbalances, bytes and memory do not depend on it."
     )
 
 

@@ -174,7 +174,12 @@ class _Run:
         references = {name: self.results([known[name]], windows)[0] for name in known}
         name = next(iter(known))
         chosen = recommend(
-            finalists, screened, skew, references[name], max_kv_gib=self.effort.max_kv_gib
+            finalists,
+            screened,
+            skew,
+            references[name],
+            windows=windows,
+            max_kv_gib=self.effort.max_kv_gib,
         )
         best, rows = chosen.result.candidate, self.corpus.rows
         return Simulation(

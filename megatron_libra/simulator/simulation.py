@@ -40,8 +40,9 @@ class Sampling:
             return f"VRSP and every plan on all {self.num_windows} steps; nothing is sampled."
         return (
             f"VRSP on all {self.num_windows} steps. Plans on a sample, drawn with seed "
-            f"{self.seed}: {self.num_candidates} candidates on {len(self.screened_windows)} "
-            f"step(s), the best {self.num_finalists} of them on {len(self.planned_windows)}."
+            f"{self.seed}: all {self.num_candidates} candidates on "
+            f"{_steps(len(self.screened_windows))}, the {self.num_finalists} fastest and most "
+            f"different on {_steps(len(self.planned_windows))}."
         )
 
 
@@ -91,3 +92,7 @@ class Simulation:
     def skew_of(self, pool_size: int, scope: str) -> PoolSkew:
         """The skew of one (P, scope)."""
         return next(s for s in self.skew if (s.pool_size, s.scope) == (pool_size, scope))
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" + "s" * (count != 1)

@@ -7,7 +7,7 @@ then as fast as its mean sequence, while Ulysses is as fast as its heaviest one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +37,16 @@ class PoolSkew:
     step_before: Float
     """max / mean - 1 of the work that a worker group does in the whole step."""
     step_after: Float
-    limit_mean: float
-    """Limit of the speedup over Ulysses: ratio of the mean straggler of a microbatch."""
-    limit_worst: float
-    """The same for the slowest microbatch of a window, averaged over windows."""
+    stragglers: Float
+    """(windows, 4) mean and worst straggler of Ulysses, then of ideal pools, in work."""
+
+    def limits(self, windows: Sequence[int] | None = None) -> tuple[float, float]:
+        """Limits of the speedup over Ulysses: of the mean straggler of a microbatch, and of a
+        window's slowest microbatch; averages over some windows, by default over all.
+        """
+        chosen = self.stragglers if windows is None else self.stragglers[list(windows)]
+        mean, worst, ideal_mean, ideal_worst = chosen.mean(axis=0).tolist()
+        return _ratio(mean, ideal_mean), _ratio(worst, ideal_worst)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +113,6 @@ def pool_grid(values: Float, pool_size: int, job: TrainingJob) -> Float:
 def pool_skew(parts: Iterable[Float], keys: tuple[Key, ...]) -> list[PoolSkew]:
     """Join what processes measured; one PoolSkew for each key."""
     table = np.concatenate(list(parts))
-    mean = table.mean(axis=0)
     return [
         PoolSkew(
             pool_size=pool_size,
@@ -116,8 +121,7 @@ def pool_skew(parts: Iterable[Float], keys: tuple[Key, ...]) -> list[PoolSkew]:
             after=table[:, at, 1],
             step_before=table[:, at, 2],
             step_after=table[:, at, 3],
-            limit_mean=_ratio(mean[at, 4], mean[at, 6]),
-            limit_worst=_ratio(mean[at, 5], mean[at, 7]),
+            stragglers=table[:, at, 4:],
         )
         for at, (pool_size, scope) in enumerate(keys)
     ]
@@ -143,4 +147,4 @@ def _imbalance(load: Float) -> float:
 
 
 def _ratio(ulysses: float, ideal: float) -> float:
-    return float(ulysses / ideal) if ideal else 1.0
+    return ulysses / ideal if ideal else 1.0

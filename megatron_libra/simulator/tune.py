@@ -27,6 +27,7 @@ def recommend(
     skew: Sequence[PoolSkew],
     reference: CandidateResult,
     *,
+    windows: Sequence[int],
     max_kv_gib: float | None = None,
 ) -> Recommendation:
     """The configuration to train with.
@@ -36,17 +37,18 @@ def recommend(
         screened: all candidates, on fewer steps.
         skew: by (P, scope).
         reference: Ulysses, or what stands for it.
+        windows: steps of the finalists.
         max_kv_gib: most K and V of a layer that a worker may hold, in GiB.
 
     Raises:
-        ValueError: no finalist has a VRSP scope that a run can take, or stays below max_kv_gib.
+        ValueError: no finalist stays below max_kv_gib.
     """
     finalists = _eligible(finalists, max_kv_gib)
     best = min(finalists, key=_step)
     equal = [r for r in finalists if r.step_ms <= best.step_ms * (1 + EQUAL)]
     chosen = min(equal, key=_preference)
     reasons = [
-        _gain(chosen, skew),
+        _gain(chosen, reference, skew, windows),
         _pool(chosen, finalists, skew),
         _tiles(chosen, screened),
         *_scope(chosen, finalists, skew),
@@ -62,11 +64,6 @@ def _eligible(
     finalists: Sequence[CandidateResult], max_kv_gib: float | None
 ) -> list[CandidateResult]:
     ordered = [r for r in finalists if r.candidate.scope != "off"]
-    if not ordered:
-        raise ValueError(
-            "scope off keeps the sampler's order, which a run cannot be told to do; add scope "
-            "microbatch or step to get a recommendation."
-        )
     limit = float("inf") if max_kv_gib is None else max_kv_gib * GIB
     fitting = [r for r in ordered if r.resident_kv_bytes <= limit]
     if not fitting:
@@ -89,14 +86,19 @@ def _preference(result: CandidateResult) -> tuple[int, float, int, int, float]:
     )
 
 
-def _gain(chosen: CandidateResult, skew: Sequence[PoolSkew]) -> str:
-    limit = _skew(skew, chosen)
+def _gain(
+    chosen: CandidateResult,
+    reference: CandidateResult,
+    skew: Sequence[PoolSkew],
+    windows: Sequence[int],
+) -> str:
+    limit_mean, limit_worst = _skew(skew, chosen).limits(windows)
     return (
-        f"A predicted step is {chosen.speedup_step:.2f}x as fast as the reference's, core "
+        f"A predicted step is {chosen.speedup_step:.2f}x as fast as with {_name(reference)}, core "
         f"attention alone {chosen.speedup_mean:.2f}x (mean straggler) and "
         f"{chosen.speedup_worst:.2f}x (slowest microbatch of a step). Perfect balance inside "
-        f"pools and free communication would give {limit.limit_mean:.2f}x and "
-        f"{limit.limit_worst:.2f}x, over all steps."
+        f"pools and free communication would give {limit_mean:.2f}x and "
+        f"{limit_worst:.2f}x on the same steps."
     )
 
 
@@ -104,9 +106,12 @@ def _pool(
     chosen: CandidateResult, finalists: Sequence[CandidateResult], skew: Sequence[PoolSkew]
 ) -> str:
     mine = _skew(skew, chosen)
+    what, after, before = "heaviest pool", mine.after, mine.before
+    if chosen.candidate.scope == "step":
+        what, after, before = "busiest group of a step", mine.step_after, mine.step_before
     text = (
-        f"P = {chosen.candidate.pool_size}: the heaviest pool is "
-        f"{mine.after.mean():.1%} above the mean, {mine.before.mean():.1%} without VRSP"
+        f"P = {chosen.candidate.pool_size}: the {what} does {after.mean():.2%} more than the mean, "
+        f"{before.mean():.0%} in the sampler's order"
     )
     others = {r.candidate.pool_size for r in finalists}
     smaller = [size for size in others if size < chosen.candidate.pool_size]
@@ -162,16 +167,17 @@ def _scope(
     theirs = next(s for s in skew if (s.pool_size, s.scope) == (candidate.pool_size, other))
     rival = min(rivals, key=_step)
     return [
-        f"Scope {candidate.scope}: summed over a step, the busiest worker group does "
-        f"{mine.step_after.mean():.2%} more than the mean ({theirs.step_after.mean():.2%} with "
-        f"scope {other}, whose best step takes {rival.step_ms / chosen.step_ms:.2f}x)."
+        f"Scope {candidate.scope}: the best step of P = {candidate.pool_size} with scope {other} "
+        f"takes {rival.step_ms / chosen.step_ms:.2f}x; sums over a step differ by "
+        f"{mine.step_after.mean():.2%} with this scope and {theirs.step_after.mean():.2%} with "
+        f"that, microbatches by {mine.after.mean():.2%} and {theirs.after.mean():.2%}."
     ]
 
 
 def _traffic(chosen: CandidateResult, reference: CandidateResult) -> str:
     return (
         f"The most loaded worker moves {chosen.worker_bytes / 1e9:.2f} GB in a layer's forward "
-        f"({reference.worker_bytes / 1e9:.2f} GB in the reference), a pool "
+        f"({reference.worker_bytes / 1e9:.2f} GB with {_name(reference)}), a pool "
         f"{chosen.pool_bytes / 1e9:.1f} GB, {chosen.inter_node_share:.0%} of it between nodes; "
         f"{1 - chosen.compute_share:.0%} of the attention time is communication that nothing hides."
     )
@@ -215,6 +221,11 @@ def _warnings(chosen: CandidateResult) -> list[str]:
             "and prefer pools inside a node."
         )
     return found
+
+
+def _name(reference: CandidateResult) -> str:
+    """ulysses, or home."""
+    return reference.candidate.placer.capitalize()
 
 
 def _skew(skew: Sequence[PoolSkew], result: CandidateResult) -> PoolSkew:

@@ -4,6 +4,6 @@ style.py, corpus.py (how long, how skewed), choices.py (which P, B, H), pool.py 
 job.py (scaling and spread). matplotlib is imported when a picture is drawn.
 """
 
-from megatron_libra.simulator.plots.figures import FIGURES, draw
+from megatron_libra.simulator.plots.figures import FIGURES, draw, require_matplotlib
 
-__all__ = ["FIGURES", "draw"]
+__all__ = ["FIGURES", "draw", "require_matplotlib"]

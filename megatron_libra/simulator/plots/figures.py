@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from megatron_libra.simulator.plots.job import draw_scaling
 from megatron_libra.simulator.plots.pool import draw_timeline, draw_traffic
 from megatron_libra.simulator.simulation import Simulation
 
-__all__ = ["FIGURES", "draw"]
+__all__ = ["FIGURES", "draw", "require_matplotlib"]
 
 FIGURES: dict[str, Callable[[Simulation], Any]] = {
     "distribution": draw_distribution,
@@ -30,19 +31,20 @@ FIGURES: dict[str, Callable[[Simulation], Any]] = {
 }
 
 
-def draw(simulation: Simulation, name: str, file_format: str = "svg") -> bytes:
-    """One picture; the same bytes for the same simulation.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib import rc_context
-    except ImportError:
+def require_matplotlib() -> None:
+    """ValueError if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "pictures need matplotlib, which is not installed; pip install "
             "'megatron-libra[plots]', or leave the HTML report out."
-        ) from None
+        )
+
+
+def draw(simulation: Simulation, name: str, file_format: str = "svg") -> bytes:
+    """One picture; the same bytes for the same simulation. ValueError without matplotlib."""
+    require_matplotlib()
+    from matplotlib import rc_context
+
     stream = io.BytesIO()
     with rc_context({"svg.hashsalt": name, "font.family": "DejaVu Sans"}):
         metadata = {"Date": None} if file_format == "svg" else None

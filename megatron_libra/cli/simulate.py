@@ -1,0 +1,241 @@
+"""The command `libra simulate`. In: a corpus and a job. Out: a table or JSON, a report, a run file.
+
+libra simulate longtail-256k --html report.html --yaml libra.yaml
+libra simulate corpus.idx --seq-length 262144 --cp 8 --dp 32 --gbs 128 --query-heads 128 \
+    --kv-heads 16 --head-dim 256 --num-layers 48 --processes 8
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from megatron_libra.cli.simulation import show_progress, show_simulation
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.data.packing import PACKERS
+from megatron_libra.simulator.answer import simulation_answer
+from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
+from megatron_libra.simulator.candidates import Grid
+from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
+from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
+from megatron_libra.simulator.plots import require_matplotlib
+from megatron_libra.simulator.processes import TaskPool
+from megatron_libra.simulator.report import html_report
+from megatron_libra.simulator.run_file import run_file
+from megatron_libra.simulator.search import Effort
+from megatron_libra.simulator.search import simulate as search
+
+__all__ = ["simulate"]
+
+
+def _option(names: str, help: str, **settings: Any) -> Any:
+    return typer.Option(*names.split(), help=help, **settings)
+
+
+Size = int | None
+
+
+def simulate(
+    corpus: Annotated[
+        str,
+        typer.Argument(
+            metavar="CORPUS",
+            help="Lengths (.json .npy .npz .parquet .idx, or .jsonl with its sidecar), or a preset "
+            f"with its job: {', '.join(PRESET_JOBS)}.",
+        ),
+    ],
+    seq_length: Annotated[Size, _option("--seq-length", "L, tokens of a packed sequence.")] = None,
+    context_parallel_size: Annotated[Size, _option("--context-parallel-size --cp", "CP.")] = None,
+    data_parallel_size: Annotated[Size, _option("--data-parallel-size --dp", "DP.")] = None,
+    global_batch_size: Annotated[
+        Size, _option("--global-batch-size --gbs", "Packed sequences of an optimizer step.")
+    ] = None,
+    query_heads: Annotated[Size, _option("--query-heads", "Of the model.")] = None,
+    kv_heads: Annotated[Size, _option("--kv-heads", "Of the model.")] = None,
+    head_dim: Annotated[Size, _option("--head-dim", "Elements of a head.")] = None,
+    tensor_parallel_size: Annotated[int, _option("--tensor-parallel-size --tp", "TP.", min=1)] = 1,
+    pipeline_parallel_size: Annotated[
+        int, _option("--pipeline-parallel-size --pp", "PP.", min=1)
+    ] = 1,
+    num_layers: Annotated[int, _option("--num-layers", "Attention layers; 1: per layer.")] = 1,
+    other_ms: Annotated[
+        float, _option("--other-ms", "Ms of a microbatch on a stage besides core attention.")
+    ] = 0.0,
+    gpus_per_node: Annotated[int, _option("--gpus-per-node", "GPUs of a node.", min=1)] = 8,
+    lockstep: Annotated[
+        bool, _option("--lockstep", "Replicas wait for each other in every microbatch (FSDP).")
+    ] = False,
+    pack: Annotated[str, _option("--pack", f"Documents: {', '.join(PACKERS)}.")] = "cut",
+    column: Annotated[str | None, _option("--column", "Of a .parquet.")] = None,
+    shuffle: Annotated[
+        bool, _option("--shuffle/--no-shuffle", "Shuffle documents, as Megatron does.")
+    ] = True,
+    sequences: Annotated[
+        Size, _option("--sequences", "Packed sequences of a preset; default 16 steps.", min=1)
+    ] = None,
+    seed: Annotated[int, _option("--seed", "Of shuffles and samples.", min=0)] = 0,
+    pool_sizes: Annotated[str, _option("--pool-sizes", "P to try, such as 4,8.")] = "",
+    block_sizes: Annotated[str, _option("--block-sizes", "B to try, tokens.")] = "",
+    head_splits: Annotated[str, _option("--head-splits", "H to try.")] = "",
+    scopes: Annotated[str, _option("--scopes", "Of VRSP to try: microbatch,step,off.")] = "",
+    placers: Annotated[str, _option("--placers", "To try.")] = "home_first",
+    chunks: Annotated[int, _option("--chunks", "M, or the most that fits an H.")] = 4,
+    load_slack: Annotated[float, _option("--load-slack", "tau.")] = 0.03,
+    kv_fetch: Annotated[str, _option("--kv-fetch", "prefix or group.")] = "prefix",
+    layout: Annotated[str, _option("--layout", "zigzag or contiguous.")] = "zigzag",
+    backward_kv: Annotated[str, _option("--backward-kv", "save or refetch.")] = "save",
+    screen_steps: Annotated[int, _option("--screen-steps", "Planned for all candidates.")] = 1,
+    steps: Annotated[int, _option("--steps", "Planned for the finalists.")] = 4,
+    finalists: Annotated[int, _option("--finalists", "Fastest of the screening.")] = 8,
+    max_kv_gib: Annotated[
+        float | None, _option("--max-kv-gib", "Most K and V of a layer on a worker.")
+    ] = None,
+    cost_model: Annotated[
+        str, _option("--cost-model", f"{', '.join(BUILT_IN)}, or a calibration FILE.")
+    ] = "h200-fa4",
+    processes: Annotated[
+        int | None, _option("--processes", "Default: the CPU cores.", min=1)
+    ] = None,
+    html: Annotated[Path | None, _option("--html", "Write a report with pictures.")] = None,
+    yaml: Annotated[Path | None, _option("--yaml", "Write the run file.")] = None,
+    as_json: Annotated[bool, _option("--json", "Print one JSON object.")] = False,
+) -> None:
+    """Replay a corpus, compare configurations and recommend one."""
+    job = _job(
+        PRESET_JOBS.get(corpus),
+        {
+            "seq_length": seq_length,
+            "context_parallel_size": context_parallel_size,
+            "data_parallel_size": data_parallel_size,
+            "global_batch_size": global_batch_size,
+        },
+        {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim},
+        tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        num_layers=num_layers,
+        other_ms=other_ms,
+        workers_per_node=max(1, gpus_per_node // tensor_parallel_size),
+        lockstep=lockstep,
+    )
+    model = load_cost_model(cost_model)
+    grid = Grid(
+        pool_sizes=_numbers(pool_sizes, "--pool-sizes"),
+        block_sizes=_numbers(block_sizes, "--block-sizes"),
+        head_splits=_numbers(head_splits, "--head-splits"),
+        scopes=_words(scopes),
+        placers=_words(placers),
+    )
+    base = LibraConfig(
+        chunks=chunks,
+        load_slack=load_slack,
+        kv_fetch=kv_fetch,  # type: ignore[arg-type]
+        layout=layout,  # type: ignore[arg-type]
+        backward_kv=backward_kv,  # type: ignore[arg-type]
+    )
+    effort = Effort(
+        screened_windows=screen_steps,
+        planned_windows=steps,
+        finalists=finalists,
+        max_kv_gib=max_kv_gib,
+        seed=seed,
+    )
+    grid.candidates(job, base)  # faults that can be seen now are told before the work begins
+    _require_folders(html, yaml)
+    if html:
+        require_matplotlib()
+    request = CorpusRequest(
+        source=corpus,
+        pack=pack,
+        column=column,
+        shuffle=shuffle,
+        seed=seed,
+        num_sequences=sequences,
+    )
+    with TaskPool(processes or os.cpu_count() or 1) as tasks, show_progress() as told:
+        loaded = load_corpus(
+            request,
+            seq_length=job.seq_length,
+            global_batch_size=job.global_batch_size,
+            context_parallel_size=job.context_parallel_size,
+            map_parts=lambda function, parts: tasks.run(function, parts, told("packing")),
+        )
+        found = search(
+            loaded, job, grid=grid, base=base, model=model, effort=effort, tasks=tasks,
+            progress=lambda stage, finished, total: told(stage)(finished, total),
+        )  # fmt: skip
+    _write(html, lambda: html_report(found))
+    _write(yaml, lambda: run_file(found))
+    if as_json:
+        typer.echo(json.dumps(simulation_answer(found), allow_nan=False))
+    else:
+        show_simulation(found)
+
+
+def _job(
+    preset: TrainingJob | None,
+    sizes: dict[str, Size],
+    heads: dict[str, Size],
+    tensor_parallel_size: int,
+    **others: Any,
+) -> TrainingJob:
+    """The job of a preset, or of options; ValueError names the options that are missing."""
+    known: dict[str, Any] = _known(sizes, preset)
+    known_heads = _known(heads, preset and preset.shape)
+    missing = [name for name in (*sizes, *heads) if name not in {**known, **known_heads}]
+    if missing:
+        raise ValueError(
+            f"missing {' '.join('--' + name.replace('_', '-') for name in missing)}; a file of "
+            f"lengths says nothing about the job (only {', '.join(PRESET_JOBS)} have one)."
+        )
+    for name in ("query_heads", "kv_heads"):
+        if known_heads[name] % tensor_parallel_size and known_heads[name] > tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size ({tensor_parallel_size}) must divide {name} "
+                f"({known_heads[name]}); try 1."
+            )
+        known_heads[name] = max(1, known_heads[name] // tensor_parallel_size)
+    return TrainingJob(**known, shape=AttentionShape(**known_heads), **others)
+
+
+def _known(given: dict[str, Size], preset: TrainingJob | AttentionShape | None) -> dict[str, int]:
+    """What was given, else what the preset says; neither: left out."""
+    found = {}
+    for name, value in given.items():
+        if value is not None:
+            found[name] = value
+        elif preset is not None:
+            found[name] = int(getattr(preset, name))
+    return found
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    for word in _words(text):
+        if not word.isdecimal():
+            raise ValueError(f"{option} ({text!r}) must be numbers with commas; try 4,8.")
+    return tuple(map(int, _words(text)))
+
+
+def _require_folders(*paths: Path | None) -> None:
+    for path in filter(None, paths):
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: give a file in a folder that exists.")
+
+
+def _write(path: Path | None, text: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text(), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written ({error.strerror}); give another path."
+        ) from None
