@@ -99,7 +99,7 @@ def order_imbalance(window: Window) -> float:
     by_sample = sorted(zip(window.samples, window.sequences, strict=True))
     work = np.array([attention_work(lengths) for _, lengths in by_sample], np.float64)
     pools = work.reshape(-1, window.layout.pool_size).sum(axis=1)
-    return float(pools.max() / pools.mean() - 1) if pools.any() else 0.0
+    return _excess(pools.max(), pools.mean())
 
 
 def summarize(
@@ -111,19 +111,28 @@ def summarize(
 ) -> IterationReport:
     """One iteration from (pools, microbatches, 5) rows."""
     total = rows[..., TOTAL]
-    mean_load = np.maximum(total / num_workers, 1)
+    mean_load = total / num_workers
     return IterationReport(
         iteration=iteration,
         inter_pool_imbalance_before=imbalance_before,
-        inter_pool_imbalance=float(total.max() / max(total.mean(), 1) - 1),
-        intra_pool_imbalance_before=float((rows[..., LARGEST_AT_HOME] / mean_load - 1).mean()),
-        intra_pool_imbalance=float((rows[..., LARGEST] / mean_load - 1).mean()),
+        inter_pool_imbalance=_excess(total.max(), total.mean()),
+        intra_pool_imbalance_before=_mean_excess(rows[..., LARGEST_AT_HOME], mean_load),
+        intra_pool_imbalance=_mean_excess(rows[..., LARGEST], mean_load),
         exchanged_bytes=int(rows[..., BYTES].sum()),
         straggler_pairs=int(rows[..., LARGEST].max(axis=0).sum()),
         mean_pairs=int(total.mean(axis=0).sum() / num_workers),
         plan_wait_ms=float(rows[..., WAIT_MS].max()),
         losses=dict(losses),
     )
+
+
+def _excess(largest: float, mean: float) -> float:
+    return float(largest / mean - 1) if mean else 0.0
+
+
+def _mean_excess(largest: Float64, mean: Float64) -> float:
+    pairs = zip(largest.ravel(), mean.ravel(), strict=True)
+    return float(np.mean([_excess(*pair) for pair in pairs]))
 
 
 class Telemetry:
