@@ -142,7 +142,10 @@ class Session:
             pool_size=self.config.pool_size,
         )
         order = self._orders.get(name)
-        stream.start(None if order is None else order.microbatches())
+        upcoming = None if order is None else order.microbatches()
+        if upcoming is None and self._coordinator.is_coordinator:
+            upcoming = iter(())  # a split without data: --eval-iters 0, or a split of 100,0,0
+        stream.start(upcoming)
         if order is not None and name == "train":
             self.telemetry.watch(order.windows())
         return stream

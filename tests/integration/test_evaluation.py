@@ -32,3 +32,8 @@ def test_same_validation_losses(layout: Layout, corpus: str) -> None:
     assert records[-1].evaluations == pytest.approx(expected.evaluations, rel=1e-5)
     assert records[-1].losses == pytest.approx(expected.losses, rel=1e-5)
     assert {stream for stream, _, _ in records[0].order} == {"train", "valid", "test"}
+
+
+def test_no_evaluation_data(corpus: str) -> None:
+    layout = Layout(dp=2, pool=2, flags="--split 100,0,0 --eval-iters 0")
+    assert len(train(layout.world_size, layout.command_line(corpus))[-1].losses) >= 5
