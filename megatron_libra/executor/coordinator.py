@@ -60,6 +60,8 @@ class PlanCoordinator:
         self._settings = settings
         self._coordinator_rank = coordinator_rank
         self._timeout_s = settings.config.plan_timeout_s
+        self.last_plan_ms = 0.0
+        """Milliseconds that the newest plan took to make; 0 on ranks that do not plan."""
         rank = 0 if group is None else group.rank()
         self._server = PlanServer(settings) if rank == coordinator_rank else None
         self._requests: queue.Queue[tuple[Hashable, Sequences | None] | None] = queue.Queue()
@@ -167,8 +169,11 @@ class PlanCoordinator:
     def _ask_planner(self, sequences: Sequences | None) -> bytes:
         """A kind (P plan, V ValueError, E error) and a body; errors must reach every rank too."""
         assert self._server is not None and sequences is not None
+        started = time.monotonic()
         try:
-            return b"P" + self._server.plan(sequences)
+            plan = self._server.plan(sequences)
+            self.last_plan_ms = (time.monotonic() - started) * 1000
+            return b"P" + plan
         except ValueError as error:
             return b"V" + str(error).encode()
         except PlanError as error:

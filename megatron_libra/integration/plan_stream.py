@@ -32,6 +32,9 @@ Key = tuple[str, int]
 class PlanSource(Protocol):
     """The part of PlanCoordinator that a stream uses."""
 
+    last_plan_ms: float
+    """Milliseconds that the newest plan took to make."""
+
     def request(self, key: Key, sequences: Any) -> None:
         """Announce a plan; the coordinator gives the sequences, every other rank None."""
 
@@ -53,6 +56,8 @@ class PlannedBatch:
     """What the data loader yielded; None on ranks that hold no data."""
     wait_ms: float = 0.0
     """Milliseconds that the data iterator waited for the plan."""
+    plan_ms: float = 0.0
+    """Milliseconds that the newest plan took to make, on the coordinator; 0 elsewhere."""
 
 
 def pipeline_skew(num_stages: int, num_chunks: int, group_size: int | None) -> int:
@@ -84,6 +89,11 @@ class PlanStream:
         self._num_readers = 0
         self._ready: dict[int, PoolPlan] = {}
         self._reads_left: dict[int, int] = {}
+
+    @property
+    def last_plan_ms(self) -> float:
+        """Milliseconds that the newest plan took to make; 0 on ranks that do not plan."""
+        return self._plans.last_plan_ms
 
     def start(self, upcoming: Iterator[Microbatch] | None) -> None:
         """Request the first plans. Every rank that shares them, the streams in the same order.
@@ -143,4 +153,6 @@ class PlannedBatches:
         start = time.perf_counter()
         plan = self._stream.plan(index)
         wait_ms = (time.perf_counter() - start) * 1e3
-        return PlannedBatch(self._stream.name, index, plan, batch, wait_ms)
+        return PlannedBatch(
+            self._stream.name, index, plan, batch, wait_ms, self._stream.last_plan_ms
+        )

@@ -1,7 +1,7 @@
 """How balanced each iteration was. In: the plans of one rank's microbatches. Out: one line an
 iteration.
 
-Each pool's coordinator (and the last rank, where Megatron logs) keeps five numbers a microbatch.
+Each pool's coordinator (and the last rank, where Megatron logs) keeps six numbers a microbatch.
 At every log interval they meet in one small gloo all-gather; the last rank writes them to stdout,
 to TensorBoard and W&B if Megatron has them open, and to a file of JSON lines if one was asked
 for."""
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["IterationReport", "Telemetry", "measure", "order_imbalance", "summarize"]
 
 Float64 = NDArray[np.float64]
-NUM_COLUMNS = 5
-TOTAL, LARGEST, LARGEST_AT_HOME, BYTES, WAIT_MS = range(NUM_COLUMNS)
+NUM_COLUMNS = 6
+TOTAL, LARGEST, LARGEST_AT_HOME, BYTES, PLAN_MS, WAIT_MS = range(NUM_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class IterationReport:
     each microbatch, summed."""
     mean_pairs: int
     """The same for the mean load: what a perfect balance would wait for."""
+    plan_ms: float
+    """Milliseconds that a plan took to make, in the background; the longest."""
     plan_wait_ms: float
     """Milliseconds that a microbatch waited for its plan; the longest."""
     losses: dict[str, float]
@@ -76,12 +78,12 @@ class IterationReport:
             f" -> {self.intra_pool_imbalance:.3f} |"
             f" exchanged MB per layer: {self.exchanged_bytes / 1e6:.2f} |"
             f" straggler pairs: {self.straggler_pairs:.4E} (mean {self.mean_pairs:.4E}) |"
-            f" plan wait (ms): {self.plan_wait_ms:.1f} |"
+            f" plan (ms): {self.plan_ms:.1f}, waited: {self.plan_wait_ms:.1f} |"
         )
 
 
-def measure(plan: PoolPlan, wait_ms: float) -> Float64:
-    """(5,) numbers of one pool's microbatch. Pairs are of one query head: shards share a head's
+def measure(plan: PoolPlan, plan_ms: float, wait_ms: float) -> Float64:
+    """(6,) numbers of one pool's microbatch. Pairs are of one query head: shards share a head's
     work."""
     shards = plan.config.head_split
     traffic = plan.traffic_bytes
@@ -90,6 +92,7 @@ def measure(plan: PoolPlan, wait_ms: float) -> Float64:
     row[LARGEST] = plan.loads.max() / shards
     row[LARGEST_AT_HOME] = plan.home_loads.max() / shards
     row[BYTES] = traffic.sum() - traffic.trace()
+    row[PLAN_MS] = plan_ms
     row[WAIT_MS] = wait_ms
     return row
 
@@ -109,7 +112,7 @@ def summarize(
     imbalance_before: float,
     losses: Mapping[str, float],
 ) -> IterationReport:
-    """One iteration from (pools, microbatches, 5) rows."""
+    """One iteration from (pools, microbatches, 6) rows."""
     total = rows[..., TOTAL]
     mean_load = total / num_workers
     return IterationReport(
@@ -121,6 +124,7 @@ def summarize(
         exchanged_bytes=int(rows[..., BYTES].sum()),
         straggler_pairs=int(rows[..., LARGEST].max(axis=0).sum()),
         mean_pairs=int(total.mean(axis=0).sum() / num_workers),
+        plan_ms=float(rows[..., PLAN_MS].max()),
         plan_wait_ms=float(rows[..., WAIT_MS].max()),
         losses=dict(losses),
     )
@@ -161,7 +165,7 @@ class Telemetry:
     def observe(self, planned: PlannedBatch) -> None:
         """One more microbatch of the iteration."""
         if self._groups is not None:
-            self._microbatches.append(measure(planned.plan, planned.wait_ms))
+            self._microbatches.append(measure(planned.plan, planned.plan_ms, planned.wait_ms))
 
     def end_iteration(self, iteration: int, losses: Mapping[str, Any]) -> None:
         """The microbatches since the last call were this iteration's. Local.

@@ -17,6 +17,7 @@ class Plans:
     def __init__(self) -> None:
         self.requested: list[tuple[Any, Any]] = []
         self.taken: list[Any] = []
+        self.last_plan_ms = 7.0
 
     def request(self, key: Any, sequences: Any) -> None:
         self.requested.append((key, sequences))
@@ -42,7 +43,8 @@ def test_requests_run_ahead_from_the_start() -> None:
     batches = PlannedBatches(stream(plans, 1, [microbatch(n) for n in (5, 6, 7)]), None)
     assert [key for key, _ in plans.requested] == [("train", 0), ("train", 1)]
     assert next(batches).plan == ((5,),)
-    assert next(batches).plan == ((6,),)
+    second = next(batches)
+    assert (second.plan, second.plan_ms) == (((6,),), 7.0)
     assert [key for key, _ in plans.requested] == [("train", n) for n in range(3)]
 
 

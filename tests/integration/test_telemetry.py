@@ -29,8 +29,8 @@ def test_measure_by_hand() -> None:
         pool_size=1, block_size=4, chunks=1, head_split=2, placer="home", layout="contiguous"
     )
     plan = plan_pool([[8]], context_parallel_size=2, shape=SHAPE, config=config)
-    total, largest, at_home, num_bytes, wait_ms = measure(plan, 1.5)
-    assert (total, largest, at_home, wait_ms) == (36, 26, 26, 1.5)
+    total, largest, at_home, num_bytes, plan_ms, wait_ms = measure(plan, 3.0, 1.5)
+    assert (total, largest, at_home, plan_ms, wait_ms) == (36, 26, 26, 3, 1.5)
     assert num_bytes == 4 * 2 * 2 * 8 * 2  # 4 tokens of K and V, 2 heads of 8 elements, 2 bytes
 
 
@@ -38,16 +38,16 @@ def test_pairs_do_not_depend_on_the_head_split() -> None:
     for head_split in (1, 2, 4):
         config = LibraConfig(pool_size=1, block_size=4, chunks=1, head_split=head_split)
         plan = plan_pool([[8]], context_parallel_size=2, shape=SHAPE, config=config)
-        assert measure(plan, 0.0)[0] == 36
+        assert measure(plan, 0.0, 0.0)[0] == 36
 
 
 def test_summary_by_hand() -> None:
     """Two pools of two workers, two microbatches."""
     rows = np.array(
         [
-            # total, largest, largest at home, bytes, wait
-            [[40.0, 20, 30, 100, 0.5], [60.0, 36, 48, 10, 0.0]],
-            [[80.0, 44, 60, 1, 0.0], [20.0, 10, 10, 0, 2.5]],
+            # total, largest, largest at home, bytes, plan, wait
+            [[40.0, 20, 30, 100, 4, 0.5], [60.0, 36, 48, 10, 4, 0.0]],
+            [[80.0, 44, 60, 1, 9, 0.0], [20.0, 10, 10, 0, 4, 2.5]],
         ]
     )
     report = summarize(7, rows, 2, 0.25, {"lm loss": 3.0})
@@ -58,7 +58,7 @@ def test_summary_by_hand() -> None:
     assert report.exchanged_bytes == 111
     assert report.straggler_pairs == 44 + 36
     assert report.mean_pairs == 50
-    assert report.plan_wait_ms == 2.5
+    assert (report.plan_ms, report.plan_wait_ms) == (9, 2.5)
     assert report.line().startswith(
         " [libra] iteration        7 | inter-pool imbalance: 0.250 -> 0.600"
     )
@@ -66,7 +66,7 @@ def test_summary_by_hand() -> None:
 
 
 def test_an_iteration_without_work_is_balanced() -> None:
-    report = summarize(1, np.zeros((2, 3, 5)), 4, 0.0, {})
+    report = summarize(1, np.zeros((2, 3, 6)), 4, 0.0, {})
     assert report.inter_pool_imbalance == report.intra_pool_imbalance == 0
     assert report.straggler_pairs == report.mean_pairs == 0
 
@@ -81,7 +81,7 @@ def test_imbalance_of_megatron_s_order() -> None:
 
 
 def test_a_report_survives_its_json_line() -> None:
-    report = summarize(3, np.ones((1, 1, 5)), 1, 0.0, {"lm loss": 2.5})
+    report = summarize(3, np.ones((1, 1, 6)), 1, 0.0, {"lm loss": 2.5})
     line = json.loads(json.dumps(asdict(report)))
     assert line["iteration"] == 3 and line["losses"] == {"lm loss": 2.5}
     assert IterationReport(**line) == report
