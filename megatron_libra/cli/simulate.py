@@ -17,11 +17,10 @@ import typer
 
 from megatron_libra.cli.simulation import show_progress, show_simulation
 from megatron_libra.config import AttentionShape, LibraConfig
-from megatron_libra.data.packing import PACKERS
 from megatron_libra.simulator.answer import simulation_answer
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
 from megatron_libra.simulator.candidates import Grid
-from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
+from megatron_libra.simulator.corpus import PACKINGS, CorpusRequest, load_corpus
 from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
 from megatron_libra.simulator.plots import require_matplotlib
 from megatron_libra.simulator.processes import TaskPool
@@ -70,7 +69,7 @@ def simulate(
     lockstep: Annotated[
         bool, _option("--lockstep", "Replicas wait for each other in every microbatch (FSDP).")
     ] = False,
-    pack: Annotated[str, _option("--pack", f"Documents: {', '.join(PACKERS)}.")] = "cut",
+    pack: Annotated[str, _option("--pack", f"How: {', '.join(PACKINGS)}.")] = "auto",
     column: Annotated[str | None, _option("--column", "Of a .parquet.")] = None,
     shuffle: Annotated[
         bool, _option("--shuffle/--no-shuffle", "Shuffle documents, as Megatron does.")

@@ -33,7 +33,10 @@ def show_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar for each stage on stderr, so that stdout stays the answer."""
     columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
         tasks: dict[str, TaskID] = {}
 
         def told(stage: str) -> Callable[[int, int], None]:

@@ -1,9 +1,10 @@
 """The packed sequences of a corpus in sampler order. In: a file or a preset. Out: Corpus.
 
-A file of document lengths is packed as asked; packed sequences are taken as they are; the lines of
-a chat .jsonl are folded as Megatron folds them. Megatron shuffles documents before it cuts them
-and sequences before it trains on them, so both are shuffled here unless the file's order is to be
-kept. Packed sequences of a file keep its order.
+With pack `auto`, a file of document lengths is cut as Megatron cuts it, lists of several lengths
+are packed sequences already, and the lines of a chat .jsonl are folded as Megatron folds them; a
+packer packs whatever lengths there are, `none` takes every row as it is. Megatron shuffles
+documents before it cuts them and sequences before it trains on them, so what is packed here is
+shuffled both times, unless the file's order is to be kept. Packed sequences of a file keep it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from megatron_libra.data.files import read_lengths
 from megatron_libra.data.packing import PACKERS
 from megatron_libra.data.rows import Int64, LengthRows
 
-__all__ = ["Corpus", "CorpusRequest", "LengthHistogram", "load_corpus"]
+__all__ = ["PACKINGS", "Corpus", "CorpusRequest", "LengthHistogram", "load_corpus"]
 
+PACKINGS = ("auto", "none", *PACKERS)
 PACK_WINDOW = 20_000
 """Documents that best-fit packs together; processes share the corpus in multiples of it."""
 Map = Callable[
@@ -36,8 +38,8 @@ class CorpusRequest:
 
     source: str
     """A file of lengths, or the name of a preset."""
-    pack: str = "cut"
-    """cut, greedy or best_fit; for document lengths only."""
+    pack: str = "auto"
+    """auto, none, cut, greedy or best_fit."""
     column: str | None = None
     """Column of a Parquet file."""
     shuffle: bool = True
@@ -119,6 +121,8 @@ def load_corpus(
     Raises:
         ValueError: the source is unknown, damaged or empty, or a sample is longer than L.
     """
+    if request.pack not in PACKINGS:
+        raise ValueError(f"pack ({request.pack!r}) must be one of {', '.join(PACKINGS)}.")
     if request.source in CORPORA:
         return _preset(request, seq_length, global_batch_size)
     path = Path(request.source)
@@ -130,15 +134,22 @@ def load_corpus(
     rows = read_lengths(path, column=request.column)
     if not rows.flat.any():
         raise ValueError(f"{path} holds no sample with tokens; give lengths of at least 1.")
-    if path.suffix == ".jsonl":
+    is_chat = path.suffix == ".jsonl"
+    are_documents = int(np.diff(rows.offsets).max()) <= 1 and not is_chat
+    if request.pack in PACKERS or (request.pack == "auto" and are_documents):
+        return _packed(path.name, rows.flat, request, seq_length, map_parts)
+    if request.pack == "auto" and is_chat:
         return Corpus(path.name, _folded(rows, seq_length, context_parallel_size), "chat lines")
-    if len(rows) < rows.flat.size:
-        _check_longest(path, rows, seq_length)
-        return Corpus(path.name, rows, "packed sequences as they are in the file")
-    return _packed(path.name, rows.flat, request, seq_length, map_parts)
+    _check_longest(path, rows, seq_length)
+    return Corpus(path.name, rows, "packed sequences as they are in the file")
 
 
 def _preset(request: CorpusRequest, seq_length: int, global_batch_size: int) -> Corpus:
+    if request.pack != "auto":
+        raise ValueError(
+            f"pack ({request.pack!r}) is for files; {request.source} is packed by best-fit; leave "
+            "it out."
+        )
     expected = CORPORA[request.source].seq_length
     if seq_length != expected:
         raise ValueError(
@@ -174,23 +185,22 @@ def _check_longest(path: Path, rows: LengthRows, seq_length: int) -> None:
 def _packed(
     name: str, documents: Int64, request: CorpusRequest, seq_length: int, map_parts: Map
 ) -> Corpus:
-    if request.pack not in PACKERS:
-        raise ValueError(f"pack ({request.pack!r}) must be one of {', '.join(PACKERS)}.")
+    packer = "cut" if request.pack == "auto" else request.pack
     rng = np.random.default_rng(request.seed)
     if request.shuffle:
         documents = rng.permutation(documents)
-    if request.pack == "best_fit":
+    if packer == "best_fit":
         parts = [
             (documents[at : at + PACK_WINDOW], seq_length)
             for at in range(0, documents.size, PACK_WINDOW)
         ]
         rows = LengthRows.concatenate(list(map_parts(pack_part, parts)))
     else:
-        rows = PACKERS[request.pack](documents, seq_length).rows
+        rows = PACKERS[packer](documents, seq_length).rows
     if request.shuffle:
         rows = rows.take(rng.permutation(len(rows)))
     order = f"shuffled with seed {request.seed}" if request.shuffle else "in the file's order"
-    return Corpus(name, rows, f"documents packed by {request.pack}, {order}")
+    return Corpus(name, rows, f"documents packed by {packer}, {order}")
 
 
 def pack_part(part: tuple[Int64, int]) -> LengthRows:

@@ -69,7 +69,7 @@ def _eligible(
     if not fitting:
         least = min(r.resident_kv_bytes for r in ordered) / GIB
         raise ValueError(
-            f"max_kv_gib ({max_kv_gib:g}) must be at least {least:.2f}, what the leanest finalist "
+            f"max_kv_gib ({max_kv_gib:g}) must be at least {least:.3g}, what the leanest finalist "
             "holds; raise it, or try smaller pools or more head shards."
         )
     return fitting

@@ -1,0 +1,133 @@
+"""libra simulate: a small corpus end to end, its files, and every kind of bad input in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SIZES = ("--seq-length", 64, "--cp", 2, "--dp", 4, "--gbs", 8)
+HEADS = ("--query-heads", 4, "--kv-heads", 2, "--head-dim", 8)
+GRID = ("--pool-sizes", "2,4", "--block-sizes", 16, "--head-splits", 2, "--chunks", 2)
+SMALL = (*SIZES, *HEADS, *GRID, "--processes", 1)
+STEP = [[64], [8] * 8, [8] * 8, [64], *[[4] * 16] * 4]
+
+
+@pytest.fixture
+def corpus(write) -> Path:
+    """Two steps of eight packed sequences."""
+    return write(STEP * 2, "packs.json")
+
+
+def test_json_of_a_small_corpus(libra, corpus):
+    """Works 4096 512 512 4096 256 256 256 256: in pools of four, in order, 9216 and 1024."""
+    run = libra("simulate", corpus, *SMALL, "--json")
+    assert run.code == 0
+    answer = run.answer
+    (four,) = [v for v in answer["vrsp"] if (v["pool_size"], v["scope"]) == (4, "microbatch")]
+    assert four["inter_pool_imbalance_before"] == pytest.approx(9216 / 5120 - 1)
+    assert four["inter_pool_imbalance"] == pytest.approx(0)
+    assert answer["corpus"]["sequences"]["sequences"] == 16
+    assert answer["reference"] == "ulysses"
+    assert answer["recommendation"]["placer"] == "home_first"
+    assert {(c["pool_size"], c["block_size"], c["head_split"]) for c in answer["screened"]} == {
+        (2, 16, 2),
+        (4, 16, 2),
+    }
+
+
+def test_the_table_marks_the_recommendation(libra, corpus):
+    run = libra("simulate", corpus, *SMALL)
+    assert run.code == 0
+    assert "Recommended (*): P = " in run.out and "ulysses" in run.out
+    assert "VRSP on all 2 steps." in run.out
+    assert "not a measurement" in " ".join(run.out.split())
+    assert max(map(len, run.out.splitlines())) <= 80
+
+
+def test_files_are_written(libra, corpus, tmp_path):
+    pytest.importorskip("matplotlib")
+    html, yaml = tmp_path / "report.html", tmp_path / "libra.yaml"
+    assert libra("simulate", corpus, *SMALL, "--html", html, "--yaml", yaml).code == 0
+    assert html.read_text().startswith("<!DOCTYPE html>")
+    assert "context-parallel-impl: libra\nlibra-pool-size: " in yaml.read_text()
+
+
+def test_a_preset_brings_its_job(libra):
+    run = libra("simulate", "longtail-256k", "--pool-sizes", 8, "--block-sizes", 8192,
+                "--head-splits", 8, "--scopes", "microbatch", "--sequences", 128, "--steps", 1,
+                "--processes", 1, "--json")  # fmt: skip
+    answer = run.answer
+    assert answer["job"]["data_parallel_size"] == 32
+    assert answer["job"]["shape"]["kv_heads"] == 16
+    assert answer["vrsp"][0]["inter_pool_imbalance"] < 0.02
+    assert answer["recommendation"]["speedup_mean"] > 3
+
+
+def test_tensor_parallelism_divides_heads_and_nodes(libra, corpus):
+    run = libra("simulate", corpus, *SIZES, "--query-heads", 8, "--kv-heads", 2, "--head-dim", 8,
+                "--tp", 4, "--pool-sizes", 2, "--block-sizes", 32, "--head-splits", 1,
+                "--processes", 1, "--json")  # fmt: skip
+    job = run.answer["job"]
+    assert (job["shape"]["query_heads"], job["shape"]["kv_heads"]) == (2, 1)
+    assert job["workers_per_node"] == 2
+
+
+def test_a_calibration_changes_times_but_not_bytes(libra, corpus, write):
+    from dataclasses import asdict
+
+    from megatron_libra.simulator.calibration import BUILT_IN
+
+    fast = asdict(BUILT_IN["h200-fa2"]) | {"name": "mine", "message_us": 0.0}
+    slow = libra("simulate", corpus, *SMALL, "--json").answer
+    quick = libra("simulate", corpus, *SMALL, "--json", "--cost-model", write(fast)).answer
+    assert quick["cost_model"]["name"] == "mine"
+    by_choice = {json.dumps([c["pool_size"], c["scope"]]): c for c in slow["screened"]}
+    for each in quick["screened"]:
+        other = by_choice[json.dumps([each["pool_size"], each["scope"]])]
+        assert each["pool_bytes"] == other["pool_bytes"]
+        assert each["layer_ms"] < other["layer_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--pool-sizes", "3"), "pool_size (3) must divide data_parallel_size (4)"),
+        (("--pool-sizes", "a,2"), "--pool-sizes ('a,2') must be numbers with commas"),
+        (("--head-splits", "3"), "head_split (3) must divide query_heads (4)"),
+        (("--gbs", "9"), "data_parallel_size (4) must divide global_batch_size (9)"),
+        (("--gbs", "64"), "16 packed sequences, fewer than global_batch_size (64)"),
+        (("--seq-length", "32"), "the longest packed sequence has 64 tokens"),
+        (("--seq-length", "66"), "seq_length (66) must be a multiple of"),
+        (("--kv-heads", "3"), "kv_heads (3) must divide query_heads (4)"),
+        (("--tp", "3"), "tensor_parallel_size (3) must divide query_heads (4)"),
+        (("--placers", "best"), "placer ('best') must be one of"),
+        (("--scopes", "step", "--pp", "2"), "every microbatch is waited for"),
+        (("--pack", "tight"), "pack ('tight') must be one of auto, none"),
+        (("--column", "x"), "column ('x') is for .parquet files"),
+        (("--kv-fetch", "all"), "kv_fetch ('all') must be one of prefix, group"),
+        (("--steps", "0"), "planned_windows (0) must be at least 1"),
+        (("--processes", "0"), "--processes"),
+        (("--cost-model", "h100"), "h100 does not exist"),
+        (("--max-kv-gib", "0"), "max_kv_gib (0) must be at least"),
+        (("--html", "no/such/folder/a.html"), "give a file in a folder that exists"),
+        (("--yaml", "."), "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(libra, corpus, changes, message):
+    run = libra("simulate", corpus, *SMALL, *changes)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error: ") and message in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_missing_options_are_listed(libra, corpus):
+    run = libra("simulate", corpus, *SIZES)
+    assert run.code == 2
+    assert "missing --query-heads --kv-heads --head-dim;" in run.err
+
+
+def test_unknown_corpora_name_the_presets(libra, tmp_path):
+    run = libra("simulate", tmp_path / "nothing", *SMALL)
+    assert run.code == 2 and "longtail-256k, longtail-1m" in run.err
