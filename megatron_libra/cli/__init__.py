@@ -1,4 +1,4 @@
-"""The command line `libra`: plan, order, verify, lengths, doctor. The only package that prints."""
+"""The command line `libra`; app.py lists its commands. The only package that prints."""
 
 from megatron_libra.cli.app import main
 

@@ -123,7 +123,7 @@ def _tasks() -> dict[str, Any]:
         "lengths from Parquet": (("pyarrow",), "parquet"),
     }
     tasks: dict[str, Any] = {
-        "libra plan, order": _entry(True, "numpy is enough"),
+        "libra plan, order, lengths, simulate": _entry(True, "numpy is enough"),
     }
     for task, (modules, extra) in wanted.items():
         missing = [module for module in modules if not _has(module)]
