@@ -17,12 +17,14 @@ import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "pretrain_gpt.py"
+PRELOAD = ["tests.integration.preload"]
 TIMEOUT_S = 240
 
 
@@ -75,8 +77,7 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
 
 def _run_all(jobs: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
     """Run each job in a process of its own; AssertionError with its trace when one fails."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.integration.preload"])
+    context = _context()
     processes, waiting = [], {}
     for number, (function, args) in enumerate(jobs):
         reader, writer = context.Pipe(duplex=False)
@@ -91,6 +92,15 @@ def _run_all(jobs: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list
         for process in processes:
             process.terminate()
             process.join()
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    """Of a fork server that has Megatron; one that other tests left, without it, is ended first."""
+    context = multiprocessing.get_context("forkserver")
+    if forkserver._forkserver._preload_modules != PRELOAD:
+        forkserver._forkserver._stop()
+        context.set_forkserver_preload(PRELOAD)
+    return context
 
 
 def _collect(waiting: dict[Connection, int]) -> list[Any]:
