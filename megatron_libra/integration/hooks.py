@@ -25,6 +25,7 @@ from megatron.training.utils import print_rank_last
 
 from megatron_libra.integration import refusals, state
 from megatron_libra.integration.arguments import add_arguments
+from megatron_libra.integration.errors import RunError
 from megatron_libra.integration.forward_step import loss_function_of, make_forward_step
 from megatron_libra.integration.layer_spec import wrap_spec
 from megatron_libra.integration.session import Session
@@ -42,12 +43,15 @@ __all__ = [
 SPLITS = ("train", "valid", "test")
 
 
-def begin(cfg_container: Any, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+def begin(
+    cfg_container: Any, forward_step: Callable[..., Any], model_provider: Any = None
+) -> Callable[..., Any]:
     """Prepare a run before Megatron initializes. Every rank; nothing is communicated.
 
     Args:
-        cfg_container: PretrainConfigContainer; its model config gets the layer spec and a
-        pre-wrap hook. forward_step: the script's.
+        cfg_container: PretrainConfigContainer; its model config gets a layer spec and a hook.
+        forward_step: the script's.
+        model_provider: the script's, if it builds its model without the config.
 
     Returns:
         The forward step to train with.
@@ -58,6 +62,11 @@ def begin(cfg_container: Any, forward_step: Callable[..., Any]) -> Callable[...,
     args = get_args()
     if args.context_parallel_impl == "megatron":
         return forward_step
+    if model_provider is not None:
+        raise RunError(
+            "pretrain() was given a model_provider; libra's layers come from the model config: "
+            "build the model from it, as pretrain_gpt.py does."
+        )
     model = cfg_container.model
     refusals.check(args, model.transformer)
     session = Session(args)

@@ -91,19 +91,16 @@ def _training_log(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return result
 
 
-def _pretrain(
-    original: Callable[..., Any],
-    cfg_container: Any,
-    datasets_provider: Any,
-    model_type: Any,
-    forward_step: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    forward_step = hooks.begin(cfg_container, forward_step)
+def _pretrain(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    given = inspect.signature(original).bind(*args, **kwargs)
+    given.arguments["forward_step_func"] = hooks.begin(
+        given.arguments["cfg_container"],
+        given.arguments["forward_step_func"],
+        given.arguments.get("model_provider"),
+    )
     completed = False
     try:
-        original(cfg_container, datasets_provider, model_type, forward_step, *args, **kwargs)
+        original(*given.args, **given.kwargs)
         completed = True
     finally:
         hooks.end(completed)

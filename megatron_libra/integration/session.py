@@ -165,8 +165,14 @@ class Session:
 
 
 def _scope(args: argparse.Namespace, scope: str) -> Any:
-    """VRSP moves work between replicas; Ulysses keeps Megatron's order."""
-    return "off" if args.context_parallel_impl == "ulysses" else scope
+    """What VRSP may balance: Ulysses keeps Megatron's order; experts that are spread over more
+    than a pool couple pools in every layer, so each microbatch must be balanced.
+    """
+    if args.context_parallel_impl == "ulysses":
+        return "off"
+    pool_ranks = args.libra_pool_size * args.context_parallel_size
+    coupled = args.expert_model_parallel_size > pool_ranks
+    return "microbatch" if scope == "auto" and coupled else scope
 
 
 def _split_of(dataset: Any) -> str:

@@ -11,7 +11,7 @@ import functools
 import pytest
 
 from tests.integration.harness import Record, train
-from tests.integration.layouts import ITERATIONS, Layout
+from tests.integration.layouts import ITERATIONS, SEQ_LENGTH, Layout
 from tests.integration.reference import dense_reference
 
 MOE = (
@@ -48,6 +48,13 @@ LAYOUTS = {
     "tp2": Layout(tp=2, cp=2),
     "tp2-pp2": Layout(tp=2, pp=2, dp=2, pool=2),
     "tp2-pp4": Layout(tp=2, pp=4),
+    "tp2-one-kv-head": Layout(
+        tp=2, cp=2, flags="--num-query-groups 1", libra="--libra-head-split 2 --libra-chunks 2"
+    ),
+    "cp2-a-kv-head-each": Layout(
+        cp=2, flags="--num-query-groups 8", libra="--libra-head-split 4 --libra-chunks 2"
+    ),
+    "cp2-learned-positions": Layout(cp=2, flags="--position-embedding-type learned_absolute"),
     "ep2": Layout(ep=2, dp=2, pool=2, flags=MOE),
     "ep2-cp2": Layout(ep=2, dp=2, cp=2, pool=2, flags=MOE),
     "recompute-selective": Layout(cp=2, dp=2, pool=2, flags=SELECTIVE),
@@ -78,6 +85,26 @@ def test_same_losses(name: str, corpus: str) -> None:
     close(records[-1].losses, expected.losses, 1e-5)
     for record in records:
         close(record.grad_norms, expected.grad_norms, 1e-4)
+
+
+def test_a_batch_size_that_grows(corpus: str) -> None:
+    """Windows follow the schedule, which counts tokens: 4 sequences a step, then 8."""
+
+    def scheduled(layout: Layout) -> list[str]:
+        words = layout.command_line(corpus)
+        at = words.index("--global-batch-size")
+        return [
+            *words[:at],
+            "--step-batch-size-schedule",
+            f"0:4 {8 * SEQ_LENGTH}:8",
+            *words[at + 2 :],
+        ]
+
+    layout = Layout(dp=2, pool=2, libra="--libra-vrsp-scope step --libra-chunks 2")
+    expected = train(1, scheduled(layout.reference), arrange=dense_reference)[-1]
+    record = train(2, scheduled(layout))[-1]
+    assert sum(record.squares[:2]) == reference_of(Layout().reference, corpus).squares[0]
+    close(record.losses, expected.losses, 1e-5)
 
 
 def test_flops_are_counted_from_the_samples_on_every_layout(corpus: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from megatron_libra.integration.errors import RunError
-from megatron_libra.integration.refusals import RULES, check
+from megatron_libra.integration.refusals import check
+from megatron_libra.integration.rules import RULES
 from tests.integration.layouts import Layout
 from tests.integration.parsing import parse_all
 
