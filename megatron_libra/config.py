@@ -12,7 +12,7 @@ __all__ = ["AttentionShape", "LibraConfig"]
 
 Layout = Literal["zigzag", "contiguous"]
 KVFetch = Literal["prefix", "group"]
-VRSPScope = Literal["auto", "microbatch", "step"]
+VRSPScope = Literal["auto", "microbatch", "step", "pipeline"]
 BackwardKV = Literal["save", "refetch"]
 
 
@@ -73,7 +73,7 @@ class LibraConfig:
     layout: Layout = "zigzag"
     """Tokens of CP rank c: pieces c and 2CP-1-c of 2CP (zigzag), or piece c of CP."""
     vrsp_scope: VRSPScope = "auto"
-    """What VRSP balances: every pool (microbatch), a step's sums (step), or what fits (auto)."""
+    """What VRSP balances: pools (microbatch), step sums (step), both (pipeline); auto fits PP."""
     backward_kv: BackwardKV = "save"
     """Backward keeps the received Q, K, V of forward (save) or transfers them again (refetch)."""
     kernel: str = "auto"

@@ -20,7 +20,7 @@ from megatron_libra.plan.vrsp import order_window
 
 __all__ = ["LibraSampler", "Microbatch", "ReplicaLayout", "Window", "order_samples"]
 
-Scope = Literal["off", "auto", "microbatch", "step"]
+Scope = Literal["off", "auto", "microbatch", "step", "pipeline"]
 Tail = Literal["drop", "reuse"]
 
 

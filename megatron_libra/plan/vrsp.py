@@ -5,8 +5,10 @@ In: the packed sequences of one optimizer step. Out: their order.
 Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step`
 goes beyond the paper: without pipeline stages, pools of one worker group only meet at the gradient
 sync, so the sum over a group's pools is balanced first (Algorithm 1 with P * GA members), then its
-pools (Algorithm 1 with P members). Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets
-5 and 4.
+pools (Algorithm 1 with P members). Scope `pipeline` also goes beyond: microbatches that pass equal
+stages one behind the other take the sum of their times plus PP - 1 times the longest, in any order,
+so pools are balanced by Algorithm 1 first and then dealt to the worker groups so that their sums
+match. Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets 5 and 4.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from megatron_libra.plan.sequences import check_lengths
 
 __all__ = ["WindowOrder", "attention_work", "exact_cardinality_lpt", "order_window"]
 
-Scope = Literal["auto", "microbatch", "step"]
+Scope = Literal["auto", "microbatch", "step", "pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class WindowOrder:
     step_imbalance: float
     """max / mean - 1 of the work that a worker group does over all GA indices."""
     scope: str
-    """microbatch or step: what was balanced."""
+    """microbatch, step or pipeline: what was balanced."""
 
 
 def attention_work(lengths: Sequence[int]) -> int:
@@ -80,7 +82,8 @@ def order_window(
         sequences: GBS lists of sample lengths in tokens, in sampler order.
         pool_size: P, divides data_parallel_size.
         data_parallel_size: DP, divides GBS; GA = GBS / DP.
-        scope: microbatch, step, or auto (step when no pipeline couples microbatches and GA > 1).
+        scope: microbatch, step, pipeline, or auto: with GA > 1 step without pipeline stages and
+            pipeline with them; else microbatch.
         pipeline_parallel_size: PP, only used by scope auto.
 
     Returns:
@@ -94,9 +97,9 @@ def order_window(
     num_groups = data_parallel_size // pool_size
     num_steps = len(sequences) // data_parallel_size
     if scope == "auto":
-        scope = "step" if pipeline_parallel_size == 1 and num_steps > 1 else "microbatch"
-    place = _by_step if scope == "step" else _by_microbatch
-    pools = place(work, num_groups, num_steps)
+        coupled = "step" if pipeline_parallel_size == 1 else "pipeline"
+        scope = coupled if num_steps > 1 else "microbatch"
+    pools = PLACEMENTS[scope](work, num_groups, num_steps)
     load = np.array([sum(work[i] for i in pool) for pool in pools], np.float64)
     return WindowOrder(
         order=tuple(index for pool in pools for index in pool),
@@ -135,6 +138,20 @@ def _by_step(work: list[int], num_groups: int, num_steps: int) -> list[list[int]
     return pools
 
 
+def _by_pipeline(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
+    pools = _by_microbatch(work, num_groups, num_steps)
+    load = [sum(work[i] for i in pool) for pool in pools]
+    placed: list[list[int]] = [[] for _ in pools]
+    for group, members in enumerate(exact_cardinality_lpt(load, num_groups)):
+        for step, pool in enumerate(sorted(members, key=lambda k: (-load[k], k))):
+            placed[step * num_groups + group] = pools[pool]
+    return placed
+
+
+PLACEMENTS = {"microbatch": _by_microbatch, "step": _by_step, "pipeline": _by_pipeline}
+"""Pools by scope; each is called with the work, the worker groups (DP / P) and GA."""
+
+
 def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: str) -> None:
     if pool_size < 1 or data_parallel_size < 1 or data_parallel_size % pool_size:
         divisors = [
@@ -150,8 +167,8 @@ def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: s
             f"data_parallel_size ({data_parallel_size}); try "
             f"{max(1, round(num_sequences / data_parallel_size)) * data_parallel_size}."
         )
-    if scope not in ("auto", "microbatch", "step"):
-        raise ValueError(f"scope ({scope!r}) must be one of auto, microbatch, step.")
+    if scope != "auto" and scope not in PLACEMENTS:
+        raise ValueError(f"scope ({scope!r}) must be one of auto, {', '.join(PLACEMENTS)}.")
 
 
 def _imbalance(load: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

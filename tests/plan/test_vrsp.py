@@ -48,7 +48,7 @@ def test_equals_the_literal_algorithm(sizes, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(windows(), st.sampled_from(["auto", "microbatch", "step"]), st.data())
+@given(windows(), st.sampled_from(["auto", "microbatch", "step", "pipeline"]), st.data())
 def test_a_window_is_permuted_and_ga_major(sizes, scope, data):
     pool_size, groups, steps = sizes
     dp = pool_size * groups
@@ -81,7 +81,20 @@ def test_auto_is_step_only_without_pipeline_and_with_accumulation():
             pipeline_parallel_size=pp,
         ).scope
 
-    assert (scope(1, 4), scope(2, 4), scope(1, 1)) == ("step", "microbatch", "microbatch")
+    scopes = (scope(1, 4), scope(2, 4), scope(1, 1), scope(2, 1))
+    assert scopes == ("step", "pipeline", "microbatch", "microbatch")
+
+
+def test_pipeline_scope_has_the_pools_of_microbatch_and_matches_the_sums():
+    window = [[8 * i] for i in range(1, 17)]
+    order = {
+        scope: order_window(window, pool_size=1, data_parallel_size=4, scope=scope)
+        for scope in ("microbatch", "pipeline")
+    }
+    pools = {scope: sorted(map(sorted, each.pools)) for scope, each in order.items()}
+    assert pools["pipeline"] == pools["microbatch"]
+    assert order["pipeline"].imbalance == order["microbatch"].imbalance
+    assert order["pipeline"].step_imbalance < 0.2 * order["microbatch"].step_imbalance
 
 
 def test_work_is_the_sum_of_squares_and_exact():
