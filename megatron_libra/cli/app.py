@@ -17,6 +17,7 @@ import typer
 from megatron_libra import __version__
 from megatron_libra.cli import tables
 from megatron_libra.cli.answers import order_answer, plan_answer, verify_answer
+from megatron_libra.cli.bench import bench
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.request import faults_of, read_pool, read_window
@@ -122,6 +123,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 app.command()(lengths)
 app.command()(simulate)
+app.add_typer(bench)
 
 
 def _print_json(answer: dict[str, Any]) -> None:

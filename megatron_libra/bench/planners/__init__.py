@@ -1,0 +1,1 @@
+"""One file a published rule, each `plan(pool, ...) -> Outcome`, re-implemented from its text."""
