@@ -1,9 +1,9 @@
-"""The flags of a run. In: an argparse parser, later its namespace. Out: `--libra-*` flags, later
-a LibraConfig.
+"""The flags of a run. In: an argparse parser, later its namespace. Out: flags, later a LibraConfig.
 
 Every field of LibraConfig is a flag: its type and default are the field's, its help is the
 sentence under the field. `--context-parallel-impl` says who computes attention; the few other
-flags concern the launch alone."""
+flags concern the launch alone.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ def _fields() -> tuple[dataclasses.Field[Any], ...]:
 
 
 def shape_from_args(args: argparse.Namespace) -> AttentionShape:
-    """The attention heads that one tensor-parallel rank holds (Megatron gives each at least one
-    kv head)."""
+    """Attention heads of one tensor-parallel rank; Megatron gives each at least one kv head."""
     tensor_parallel = args.tensor_model_parallel_size
     groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
     return AttentionShape(

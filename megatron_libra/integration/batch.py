@@ -1,13 +1,13 @@
-"""One microbatch on one rank. In: a PlannedBatch. Out: the local tokens, and the parameters that
-carry the plan.
+"""One microbatch on one rank. In: a PlannedBatch. Out: local tokens, parameters with the plan.
 
     batch of the data loader (1, L)          plan of the pool
-        | this rank's pieces, copied to the device        | this worker's part, bound to the device
-        v                                                 v
+        | this rank's pieces, to the device      | this worker's part, bound to the device
+        v                                        v
     tokens, labels, loss mask (1, L / CP)    LibraPackedSeqParams with RoPE positions
 
 Nothing waits for the device: lengths come from the plan on the host, and copies are pinned and
-asynchronous."""
+asynchronous.
+"""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ class BatchSplitter:
         )
 
     def _load(self, name: str, planned: PlannedBatch) -> Tensor:
-        """The local tokens of one tensor: copied where the data is, broadcast to the other
-        ranks."""
+        """The local tokens of one tensor: copied where the data is, broadcast to other ranks."""
         local = torch.empty(
             (1, len(self._tokens)), dtype=_DTYPES[name], device=self._runtime.device
         )
@@ -175,8 +174,7 @@ def _boundaries(lengths: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _check_lengths(planned: PlannedBatch, slot: int) -> None:
-    """The loader's cu_seqlens, on the host, against the plan's; repeated entries at the end are
-    fine."""
+    """The loader's cu_seqlens, on the host, against the plan's; repeats at the end are fine."""
     assert planned.batch is not None
     lengths = planned.plan.sequences[slot]
     expected = _boundaries(lengths)

@@ -1,5 +1,4 @@
-"""The core attention of every layer. In: this rank's Q, K, V and packed_seq_params. Out: its
-attention rows.
+"""The core attention of every layer. In: a rank's Q, K, V, packed_seq_params. Out: attention rows.
 
 Shapes (T tokens that this rank holds, N query heads, G kv heads, D head dim): Megatron calls with
 q_T1ND, k_T1GD, v_T1GD and takes (T, 1, N * D).

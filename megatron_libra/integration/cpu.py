@@ -1,10 +1,10 @@
-"""Run Megatron on CPU and gloo. In: torch, before megatron is imported. Out: torch.cuda calls
-that land on CPU.
+"""Run Megatron on CPU and gloo. In: torch, before megatron is imported. Out: torch.cuda on CPU.
 
 For tests, the quickstart and `--libra-cpu`; never for speed. Megatron names CUDA directly in a
 few dozen places (`torch.cuda.current_device()` as a device, `device="cuda"`, streams, events, the
 CUDA generators). `install()` makes those few names of torch mean the CPU. Megatron itself is not
-edited."""
+edited.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ _MEMORY = (
 
 
 class _Device(str):
-    """What `torch.cuda.current_device()` returns: the device "cpu", and "0" inside
-    f"cuda:{...}"."""
+    """What `torch.cuda.current_device()` returns: the device "cpu", or 0 in f"cuda:{...}"."""
 
     def __format__(self, spec: str) -> str:
         return "0"
@@ -163,8 +162,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 
 def _called_from_megatron(depth: int = 2) -> bool:
-    """Whether the caller's caller is Megatron's code (torch must go on knowing that there is no
-    GPU)."""
+    """Whether Megatron's code asks; torch must go on knowing that there is no GPU."""
     return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("megatron.")
 
 
@@ -194,8 +192,7 @@ def _replace_streams() -> None:
 
 
 def _replace_generators() -> None:
-    """The "cuda" generator is the CPU's; seeding avoids torch.manual_seed, which seeds CUDA
-    again."""
+    """The "cuda" generator is the CPU's; its seeding must not call torch.manual_seed again."""
     cuda = torch.cuda
     cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
@@ -267,8 +264,7 @@ def _replace_presence() -> None:
 
 
 def _replace_all_to_all() -> None:
-    """The MoE dispatcher turns split sizes into ints only for CUDA tensors; accept CPU tensors
-    too."""
+    """The MoE dispatcher turns split sizes into ints for CUDA tensors only; accept CPU's."""
     exchange = dist.all_to_all_single
 
     @functools.wraps(exchange)

@@ -2,7 +2,8 @@
 
 In: an importable megatron. Out: the same megatron, working. They matter on GPUs as on CPU. Each
 repair first asks whether its fault is there, so with TransformerEngine or Apex this module
-changes nothing."""
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ def _keep_compiled_helpers() -> None:
 
 
 def _repair_torch_adam_checkpoints() -> None:
-    """2 and 3: with torch's Adam the distributed optimizer cannot save before, or load into, a
-    first step."""
+    """2 and 3: with torch's Adam the distributed optimizer cannot save or load before a step."""
     from megatron.core.optimizer import distrib_optimizer
 
     optimizer = distrib_optimizer.DistributedOptimizer
@@ -46,8 +46,7 @@ def _repair_torch_adam_checkpoints() -> None:
 
 
 def _with_adam_state(state_dict: Callable[..., Any]) -> Callable[..., Any]:
-    """2: state_dict() asserts that Adam has one `step`, which is not there before the first
-    step."""
+    """2: state_dict() asserts that Adam has a `step`, which is not there before the first."""
 
     def wrapped(self: Any) -> Any:
         if not self.optimizer.state:
@@ -64,8 +63,7 @@ def _with_adam_state(state_dict: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_adam_step(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
-    """3: loading writes into views of leaves outside no_grad, and the tensors `step` come back
-    zeroed."""
+    """3: loading writes into views of leaves outside no_grad, and zeroes the tensors `step`."""
 
     @torch.no_grad()
     def wrapped(self: Any, state_dict: Any) -> None:
@@ -79,8 +77,7 @@ def _with_adam_step(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_te_gemm() -> None:
-    """4: the MoE router of some versions names a function that only TransformerEngine's import
-    binds."""
+    """4: some versions' MoE router names a function that only TransformerEngine binds."""
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):

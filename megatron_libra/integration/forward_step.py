@@ -1,7 +1,8 @@
 """The forward step of a run. In: the script's own. Out: one that trains on planned batches.
 
 Megatron's script cuts its batch and makes plain packed-sequence parameters inside its forward
-step, so that function is replaced as a whole; its loss function is kept."""
+step, so that function is replaced as a whole; its loss function is kept.
+"""
 
 from __future__ import annotations
 

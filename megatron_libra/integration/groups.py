@@ -1,5 +1,4 @@
-"""Groups of this rank's pool. In: Megatron's rank lists. Out: PoolGroups and the group that
-reports.
+"""Groups of this rank's pool. In: Megatron's rank lists. Out: PoolGroups and the reporting group.
 
 A pool is a slice of one data x context parallel list, at one tensor-parallel rank and one
 pipeline stage. The slices at the other tensor-parallel ranks and stages work on the same samples,
@@ -31,8 +30,7 @@ class RunGroups:
 
     pool: PoolGroups
     report: dist.ProcessGroup | None
-    """Gloo, one rank of each pool and the last rank; None on all others, or if there is only
-    one."""
+    """Gloo: one rank of each pool and the last rank; None on others, or if it is one."""
     report_ranks: tuple[int, ...]
 
     @property

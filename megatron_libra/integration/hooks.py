@@ -1,16 +1,17 @@
-"""The few places of Megatron that libra hangs on. In: Megatron's calls. Out: the same, prepared
-or extended.
+"""The few places of Megatron that libra hangs on. In: Megatron's calls. Out: the same, extended.
 
-| hook | where in megatron.training | what it does | |---|---|---| | add_arguments |
-arguments.parse_args | adds the flags (and a run file's words) | | begin | training.pretrain,
-first | refuses what cannot be, sets layer spec, forward step and state | | data_loader |
-training.build_pretraining_data_loader | orders the samples of each step | | data_iterators |
-training.build_train_valid_test_data_iterators | puts a plan to each batch | | end_iteration |
-training.training_log, last | reports balance and traffic | | end | training.pretrain, last |
-stops planning |
+    hook             called in megatron.training              to
+    add_arguments    arguments.parse_args                     add the flags
+    begin            training.pretrain, first                 refuse; set layer spec, forward step
+    data_loader      training.build_pretraining_data_loader   order the samples of each step
+    data_iterators   training.build_train_valid_test_data_    put a plan to each batch
+                     iterators
+    end_iteration    training.training_log, last              report balance and traffic
+    end              training.pretrain, last                  stop planning
 
 `install()` puts them there in this process; patches/ puts the same calls into a Megatron tree.
-Every hook but the first is the identity unless `--context-parallel-impl` is ulysses or libra."""
+Every hook but the first is the identity unless `--context-parallel-impl` is ulysses or libra.
+"""
 
 from __future__ import annotations
 

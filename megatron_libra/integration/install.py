@@ -1,8 +1,8 @@
-"""Put the hooks into an unmodified Megatron, in this process only. In: nothing. Out:
-megatron.training, extended.
+"""Put the hooks into an unmodified Megatron, in this process only. In, out: megatron.training.
 
 Five names are replaced, each by a function that calls the original. A tree that was patched
-(patches/) calls the same functions through native.py, and is left alone."""
+(patches/) calls the same functions through native.py, and is left alone.
+"""
 
 from __future__ import annotations
 

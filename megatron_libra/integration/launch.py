@@ -1,12 +1,12 @@
-"""Run a training script with libra at hand. In: a command line. Out: the script, run as if by
-python.
+"""Run a training script with libra at hand. In: a command line. Out: what the script does.
 
     python -m megatron_libra.run [--config RUN.yaml] SCRIPT [the script's flags]
 
 The script is any that trains through `megatron.training.pretrain`; Megatron's pretrain_gpt.py
 needs no edit. `--libra-cpu` (there or in RUN.yaml) hides every GPU: then torch.cuda means the
 CPU, see cpu.py. Without it, and without a GPU, nothing starts: training on CPU is never a silent
-fallback."""
+fallback.
+"""
 
 from __future__ import annotations
 

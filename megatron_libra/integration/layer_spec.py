@@ -1,5 +1,4 @@
-"""Put LibraAttention into a layer spec. In: the spec a model config would use. Out: one with our
-core attention.
+"""Put LibraAttention into a layer spec. In: the spec that a config would use. Out: one with ours.
 
 Whatever the default builder makes is kept (TransformerEngine or local layers, dense or MoE blocks).
 """

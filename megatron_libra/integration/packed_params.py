@@ -1,5 +1,4 @@
-"""What one microbatch carries through Megatron's layers. In: a bound plan. Out: packed-sequence
-parameters.
+"""What a microbatch carries through Megatron's layers. In: a bound plan. Out: packed parameters.
 
 Megatron hands its PackedSeqParams from the model to every core attention, and both kinds of
 activation recompute keep the object they were called with. So a plan that rides on it is the
@@ -9,7 +8,8 @@ this one).
 
 `qkv_format` is "sbhd", although the sequence is packed: then Megatron applies RoPE element by
 element with the frequencies it is given (rope.py gives those of the local tokens) and leaves all
-packing to the core attention."""
+packing to the core attention.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Plans of one data stream in microbatch order. In: what the sampler will yield. Out: a PoolPlan
-for each pass.
+"""Plans of a data stream in microbatch order. In: what the sampler will yield. Out: PoolPlans.
 
     start, request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (ahead = 2)
 
@@ -44,8 +43,7 @@ class PlanSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """What a data iterator yields to the forward step: one microbatch of this rank and its pool's
-    plan."""
+    """What a data iterator yields: one microbatch of this rank and its pool's plan."""
 
     stream: str
     """train, valid or test."""
@@ -109,8 +107,7 @@ class PlanStream:
         self._num_readers += 1
 
     def plan(self, index: int) -> PoolPlan:
-        """Plan of a microbatch; the last reader's call forgets it. Waits until the plan is
-        there."""
+        """Plan of a microbatch, waited for; the last reader's call forgets it."""
         self._request_up_to(index + self._ahead)
         if index not in self._ready:
             self._ready[index] = self._plans.take((self.name, index))
@@ -135,8 +132,7 @@ class PlanStream:
 
 
 class PlannedBatches:
-    """Iterator of one model chunk: the data loader's batches, if there are any here, each with
-    its plan."""
+    """Iterator of one model chunk: its data loader's batches, if it has one, with plans."""
 
     def __init__(self, stream: PlanStream, batches: Iterator[dict[str, Any]] | None) -> None:
         self._stream = stream

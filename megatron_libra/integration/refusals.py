@@ -1,5 +1,6 @@
-"""Refuse, at start, what cannot be trained exactly. In: a validated namespace. Out: nothing, or an
-error with one line for each fault.
+"""Refuse, at start, what cannot be trained exactly. In: a validated namespace. Out: nothing.
+
+A run that breaks rules (rules.py, and the relations here) ends with one line for each.
 """
 
 from __future__ import annotations

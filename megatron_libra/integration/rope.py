@@ -1,5 +1,4 @@
-"""RoPE by position inside the sample. In: a model's rotary module. Out: one that serves the local
-tokens.
+"""RoPE by position inside the sample. In: a model's rotary module. Out: one for the local tokens.
 
 Megatron slices one zigzag of the whole sequence, or of every document; neither fits documents of
 any length. Its modules compute row i of the table from the number i alone, so the rows of any
@@ -22,8 +21,7 @@ __all__ = ["LocalRotaryEmbedding", "attach"]
 
 
 class _Length(int):
-    """The length Megatron asks its rotary module for, with the microbatch's positions on its
-    back."""
+    """The length that Megatron asks its rotary module for; it carries the positions."""
 
     positions: Tensor
 

@@ -15,8 +15,7 @@ __all__ = ["RULES", "Rule", "Settings", "name_of"]
 
 
 class Settings:
-    """What the run is set to: Megatron's namespace and, for a script's own model, its transformer
-    config."""
+    """What the run is set to: a script's own transformer config, then Megatron's namespace."""
 
     def __init__(self, args: argparse.Namespace, transformer: Any = None) -> None:
         self._sources = [source for source in (transformer, args) if source is not None]

@@ -56,8 +56,7 @@ class Session:
         self._splitter: BatchSplitter | None = None
 
     def connect(self, model_chunks: list[Any]) -> list[Any]:
-        """A pre-wrap hook of the model. Collective: every rank, once, after Megatron made its
-        groups."""
+        """A pre-wrap hook of the model. Collective: every rank, once, after Megatron's groups."""
         for chunk in model_chunks:
             rope.attach(chunk)
         args = self.args

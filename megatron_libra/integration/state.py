@@ -1,8 +1,8 @@
-"""The run in progress: the only global of the package. In: a Session, once a run. Out: the same,
-for the hooks.
+"""The run in progress: the only global of the package. In: a Session. Out: the same, for hooks.
 
 Megatron calls the hooks by name and hands them nothing of ours; everything else receives what it
-needs."""
+needs.
+"""
 
 from __future__ import annotations
 

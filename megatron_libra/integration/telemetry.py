@@ -1,10 +1,10 @@
-"""How balanced each iteration was. In: the plans of one rank's microbatches. Out: one line an
-iteration.
+"""How balanced each iteration was. In: plans of a rank's microbatches. Out: a line an iteration.
 
 Each pool's coordinator (and the last rank, where Megatron logs) keeps six numbers a microbatch.
 At every log interval they meet in one small gloo all-gather; the last rank writes them to stdout,
 to TensorBoard and W&B if Megatron has them open, and to a file of JSON lines if one was asked
-for."""
+for.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +48,9 @@ class IterationReport:
     intra_pool_imbalance: float
     """Over the workers of a pool, as placed; mean over the pools."""
     exchanged_bytes: int
-    """Bytes that left a worker in one layer's forward, all pools and microbatches of one
-    tensor-parallel rank."""
+    """Bytes that left workers in one layer's forward, of one tensor-parallel rank."""
     straggler_pairs: int
-    """Query-key pairs of one query head that the iteration waits for: the largest worker load of
-    each microbatch, summed."""
+    """Pairs of one query head that are waited for: each microbatch's largest load, summed."""
     mean_pairs: int
     """The same for the mean load: what a perfect balance would wait for."""
     plan_ms: float
@@ -83,8 +81,7 @@ class IterationReport:
 
 
 def measure(plan: PoolPlan, plan_ms: float, wait_ms: float) -> Float64:
-    """(6,) numbers of one pool's microbatch. Pairs are of one query head: shards share a head's
-    work."""
+    """(6,) numbers of a pool's microbatch. Pairs are of one query head; shards share them."""
     shards = plan.config.head_split
     traffic = plan.traffic_bytes
     row = np.zeros(NUM_COLUMNS)

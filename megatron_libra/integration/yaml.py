@@ -1,10 +1,9 @@
-"""Run files. In: a YAML mapping of flag names and a parser that knows the flags. Out: the same
-run as argv.
+"""Run files. In: a YAML mapping of flag names, a parser that knows them. Out: the same run as argv.
 
-    pool file                       argv
-    seq-length: 4096                --seq-length 4096
-    use-distributed-optimizer: true --use-distributed-optimizer      (false: nothing)
-    data-path: [corpus/a, corpus/b] --data-path corpus/a corpus/b
+    run file                          argv
+    seq-length: 4096                  --seq-length 4096
+    use-distributed-optimizer: true   --use-distributed-optimizer      (false: nothing)
+    data-path: [corpus/a, corpus/b]   --data-path corpus/a corpus/b
 
 The words come before the command line's own, and argparse keeps the last, so the command line wins.
 """
