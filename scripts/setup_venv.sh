@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the project's virtual environment once: a Python of 3.12 or newer, the versions of constraints.txt,
+# Makes the project's virtual environment once: a Python 3.12 or 3.13, the versions of constraints.txt,
 # and this checkout in editable form. Prints nothing and takes no time when it is already there.
 #
 #   ./scripts/setup_venv.sh                       # -> .venv
@@ -24,9 +24,9 @@ fingerprint() {
   { printf '%s\n' "$ROOT" "$VENV" "$EXTRAS"; cat "$ROOT/constraints.txt" "$ROOT/setup.py"; } | sha256sum | cut -d' ' -f1
 }
 
-# Can this command make a virtual environment with a Python that the pinned torch has wheels for?
+# Can this command make a virtual environment, with a Python that the pinned megatron-core has wheels for?
 is_usable() {
-  "$1" -c 'import sys, ensurepip, venv; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1
+  "$1" -c 'import sys, ensurepip, venv; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
 candidates() {
@@ -35,15 +35,15 @@ candidates() {
     return
   fi
   local version home
-  printf '%s\n' python3.12 python3 python3.13 python3.14
+  printf '%s\n' python3.12 python3 python3.13
   home="${PYENV_ROOT:-}"
   if [ -z "$home" ] && command -v pyenv >/dev/null; then home="$(pyenv root 2>/dev/null || true)"; fi
   home="${home:-$HOME/.pyenv}"
-  for version in 3.12 3.13 3.14; do
+  for version in 3.12 3.13; do
     printf '%s\n' "$home/versions/$version"*/bin/python
   done
   if command -v uv >/dev/null; then
-    uv python find --no-project '>=3.12,<3.15' 2>/dev/null || true
+    uv python find --no-project '>=3.12,<3.14' 2>/dev/null || true
   fi
 }
 
@@ -60,7 +60,7 @@ find_python() {
     say "No Python 3.12 found, asking uv for one"
     uv python install 3.12 >&2 && uv python find --no-project 3.12 && return
   fi
-  say "error: no Python 3.12, 3.13 or 3.14 with the modules venv and ensurepip (looked at: ${PYTHON:-python3.12, python3, pyenv, uv})."
+  say "error: no Python 3.12 or 3.13 with the modules venv and ensurepip (looked at: ${PYTHON:-python3.12, python3, pyenv, uv})."
   say "Ways out, any one of them:"
   say "  Debian 13 or Ubuntu 24.04:  apt-get install python3 python3-venv"
   say "  pyenv:                      pyenv install 3.12"
