@@ -1,7 +1,7 @@
 """The configurations that are tried. In: lists of values, or none. Out: candidates.
 
 Defaults: P the divisors of DP up to 32; B three steps of two from L / (16 CP); H 1, 2, 4, 8 as far
-as the heads allow; VRSP scope step beside microbatch where only sums over a step count.
+as the heads allow; VRSP scope microbatch, and step or pipeline where sums over a step count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Candidate", "Grid", "fit_chunks", "references"]
 MAX_POOL_SIZE = 32
 NUM_BLOCK_SIZES = 3
 HEAD_SPLITS = (1, 2, 4, 8)
-SCOPES = ("off", "microbatch", "step")
+SCOPES = ("off", *(scope for scope in CHOICES["vrsp_scope"] if scope != "auto"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,7 +34,7 @@ class Candidate:
     chunks: int
     """M."""
     scope: str
-    """What VRSP balances: microbatch or step; off keeps the sampler's order."""
+    """What VRSP balances: microbatch, step or pipeline; off keeps the sampler's order."""
     placer: str
 
     def config(self, base: LibraConfig) -> LibraConfig:
@@ -104,20 +104,12 @@ class Grid:
         for scope in self.scopes:
             if scope not in SCOPES:
                 raise ValueError(f"scope ({scope!r}) must be one of {', '.join(SCOPES)}.")
-            if scope == "step" and (job.pipeline_parallel_size > 1 or job.lockstep):
-                raise ValueError(
-                    "scope step balances sums over a step, but with pipeline stages "
-                    f"(pipeline_parallel_size {job.pipeline_parallel_size}) or lockstep "
-                    f"({job.lockstep}) every microbatch is waited for; use microbatch."
-                )
         if self.scopes and set(self.scopes) == {"off"}:
             raise ValueError(
                 "scope off keeps the sampler's order, which is here for comparison only; add "
                 "scope microbatch."
             )
-        return list(self.scopes) or (
-            ["microbatch", "step"] if job.balances_steps else ["microbatch"]
-        )
+        return list(self.scopes) or _default_scopes(job)
 
     def _placers(self) -> list[str]:
         for placer in self.placers:
@@ -126,6 +118,12 @@ class Grid:
                     f"placer ({placer!r}) must be one of {', '.join(CHOICES['placer'])}."
                 )
         return list(self.placers)
+
+
+def _default_scopes(job: TrainingJob) -> list[str]:
+    if job.lockstep or job.num_microbatches == 1:
+        return ["microbatch"]
+    return ["microbatch", "step" if job.pipeline_parallel_size == 1 else "pipeline"]
 
 
 def fit_chunks(shape: AttentionShape, head_split: int, chunks: int) -> int:

@@ -72,11 +72,6 @@ class TrainingJob:
         return self.global_batch_size // self.data_parallel_size
 
     @property
-    def balances_steps(self) -> bool:
-        """Whether only a worker group's sum over a step counts, so that VRSP scope step fits."""
-        return self.pipeline_parallel_size == 1 and self.num_microbatches > 1 and not self.lockstep
-
-    @property
     def stage_layers(self) -> int:
         """Attention layers of the largest pipeline stage."""
         return -(-self.num_layers // self.pipeline_parallel_size)

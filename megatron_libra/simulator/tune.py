@@ -43,13 +43,13 @@ def recommend(
     Raises:
         ValueError: no finalist stays below max_kv_gib.
     """
-    finalists = _eligible(finalists, max_kv_gib)
-    best = min(finalists, key=_step)
-    equal = [r for r in finalists if r.step_ms <= best.step_ms * (1 + EQUAL)]
+    eligible = _eligible(finalists, max_kv_gib)
+    best = min(eligible, key=_step)
+    equal = [r for r in eligible if r.step_ms <= best.step_ms * (1 + EQUAL)]
     chosen = min(equal, key=_preference)
     reasons = [
         _gain(chosen, reference, skew, windows),
-        _pool(chosen, finalists, skew),
+        _pool(chosen, eligible, skew),
         _tiles(chosen, screened),
         *_scope(chosen, finalists, skew),
         _traffic(chosen, reference),
@@ -107,7 +107,7 @@ def _pool(
 ) -> str:
     mine = _skew(skew, chosen)
     what, after, before = "heaviest pool", mine.after, mine.before
-    if chosen.candidate.scope == "step":
+    if chosen.candidate.scope != "microbatch":
         what, after, before = "busiest group of a step", mine.step_after, mine.step_before
     text = (
         f"P = {chosen.candidate.pool_size}: the {what} does {after.mean():.2%} more than the mean, "
@@ -153,25 +153,29 @@ def _tiles(chosen: CandidateResult, screened: Sequence[CandidateResult]) -> str:
 def _scope(
     chosen: CandidateResult, finalists: Sequence[CandidateResult], skew: Sequence[PoolSkew]
 ) -> list[str]:
-    """Why this VRSP scope, where both were tried."""
+    """Why this VRSP scope, against the best of each other that was tried."""
     candidate = chosen.candidate
-    other = "microbatch" if candidate.scope == "step" else "step"
-    rivals = [
-        r
-        for r in finalists
-        if (r.candidate.pool_size, r.candidate.scope) == (candidate.pool_size, other)
-    ]
-    if not rivals:
-        return []
-    mine = _skew(skew, chosen)
-    theirs = next(s for s in skew if (s.pool_size, s.scope) == (candidate.pool_size, other))
+    others = {s.scope for s in skew} - {candidate.scope, "off"}
+    return [_scopes(chosen, finalists, skew, other) for other in sorted(others)]
+
+
+def _scopes(
+    chosen: CandidateResult,
+    finalists: Sequence[CandidateResult],
+    skew: Sequence[PoolSkew],
+    other: str,
+) -> str:
+    size = chosen.candidate.pool_size
+    rivals = [r for r in finalists if (r.candidate.pool_size, r.candidate.scope) == (size, other)]
     rival = min(rivals, key=_step)
-    return [
-        f"Scope {candidate.scope}: the best step of P = {candidate.pool_size} with scope {other} "
-        f"takes {rival.step_ms / chosen.step_ms:.2f}x; sums over a step differ by "
-        f"{mine.step_after.mean():.2%} with this scope and {theirs.step_after.mean():.2%} with "
-        f"that, microbatches by {mine.after.mean():.2%} and {theirs.after.mean():.2%}."
-    ]
+    mine, theirs = _skew(skew, chosen), _skew(skew, rival)
+    return (
+        f"Scope {chosen.candidate.scope}: the best step of P = {size} with scope {other} takes "
+        f"{rival.step_ms / chosen.step_ms:.2f}x. The busiest group of a step does "
+        f"{mine.step_after.mean():.2%} more than the mean with this scope and "
+        f"{theirs.step_after.mean():.2%} with that, the heaviest pool {mine.after.mean():.2%} and "
+        f"{theirs.after.mean():.2%}."
+    )
 
 
 def _traffic(chosen: CandidateResult, reference: CandidateResult) -> str:
@@ -196,10 +200,10 @@ def _choice(
 ) -> str:
     if len(equal) == 1:
         return f"No other finalist comes within {EQUAL:.0%} of its predicted step."
+    behind = f"takes {chosen.step_ms / best.step_ms - 1:.1%} longer than the fastest"
     return (
         f"{len(equal)} finalists are within {EQUAL:.0%} of the fastest; this one has the smallest "
-        f"pool, then the fewest bytes, and takes {chosen.step_ms / best.step_ms - 1:.1%} longer "
-        "than the fastest."
+        f"pool, then the fewest bytes, and {'is it' if chosen is best else behind}."
     )
 
 

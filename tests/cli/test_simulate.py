@@ -103,7 +103,7 @@ def test_a_calibration_changes_times_but_not_bytes(libra, corpus, write):
         (("--kv-heads", "3"), "kv_heads (3) must divide query_heads (4)"),
         (("--tp", "3"), "tensor_parallel_size (3) must divide query_heads (4)"),
         (("--placers", "best"), "placer ('best') must be one of"),
-        (("--scopes", "step", "--pp", "2"), "every microbatch is waited for"),
+        (("--scopes", "week"), "scope ('week') must be one of off, microbatch, step, pipeline"),
         (("--pack", "tight"), "pack ('tight') must be one of auto, none"),
         (("--column", "x"), "column ('x') is for .parquet files"),
         (("--kv-fetch", "all"), "kv_fetch ('all') must be one of prefix, group"),

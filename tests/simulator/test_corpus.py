@@ -137,9 +137,22 @@ def test_default_grid_of_a_preset() -> None:
     assert {c.head_split for c in found} == {1, 2, 4, 8}
     assert {c.scope for c in found} == {"microbatch", "step"}
     assert len(found) == len(set(found)) == 6 * 3 * 4 * 2
-    coupled = Grid().candidates(replace(job, pipeline_parallel_size=2), LibraConfig())
-    assert {c.scope for c in coupled} == {"microbatch"}
-    assert coupled == Grid().candidates(replace(job, lockstep=True), LibraConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "scopes"),
+    [
+        ({}, {"microbatch", "step"}),
+        ({"pipeline_parallel_size": 2}, {"microbatch", "pipeline"}),
+        ({"lockstep": True}, {"microbatch"}),
+        ({"data_parallel_size": 8}, {"microbatch"}),
+    ],
+)
+def test_scopes_that_a_job_can_use(
+    job: TrainingJob, changes: dict[str, int], scopes: set[str]
+) -> None:
+    found = Grid(pool_sizes=(2,)).candidates(replace(job, **changes), LibraConfig())
+    assert {candidate.scope for candidate in found} == scopes
 
 
 def test_chunks_fit_each_head_split(job: TrainingJob) -> None:
@@ -164,7 +177,7 @@ def test_references(job: TrainingJob) -> None:
         (Grid(pool_sizes=(3,)), "pool_size (3) must divide data_parallel_size (4)"),
         (Grid(block_sizes=(0,)), "block_size (0) must be at least 1"),
         (Grid(head_splits=(3,)), "head_split (3) must divide query_heads (4)"),
-        (Grid(scopes=("week",)), "scope ('week') must be one of off, microbatch, step"),
+        (Grid(scopes=("week",)), "scope ('week') must be one of off, microbatch, step, pipeline"),
         (Grid(scopes=("off",)), "scope off keeps the sampler's order"),
         (Grid(placers=("best",)), "placer ('best') must be one of"),
     ],
@@ -173,11 +186,6 @@ def test_bad_grids_are_named(job: TrainingJob, grid: Grid, message: str) -> None
     with pytest.raises(ValueError) as error:
         grid.candidates(job, LibraConfig())
     assert message in str(error.value)
-
-
-def test_scope_step_needs_uncoupled_microbatches(job: TrainingJob) -> None:
-    with pytest.raises(ValueError, match="every microbatch is waited for"):
-        Grid(scopes=("step",)).candidates(replace(job, lockstep=True), LibraConfig())
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def test_a_limit_of_memory_excludes(result: CandidateResult) -> None:
                    candidate=replace(result.candidate, pool_size=2))  # fmt: skip
     assert choose([result, lean]).result is result
     assert choose([result, lean], max_kv_gib=1).result is lean
+    heavy_step = replace(result, candidate=replace(lean.candidate, scope="step"))
+    reasons = choose([heavy_step, lean], max_kv_gib=1).reasons  # compared with, not chosen
+    assert any("scope step takes 0.33x" in reason for reason in reasons)
     with pytest.raises(ValueError, match=r"max_kv_gib \(0.25\) must be at least 0.5,"):
         choose([result, lean], max_kv_gib=0.25)
 

@@ -26,7 +26,7 @@ __all__ = ["draw_grid", "draw_pool_sizes", "draw_time_against_bytes"]
 FLOOR = 1e-4
 """Imbalances below are drawn here, on a logarithmic axis."""
 STEP_TICKS = (1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)
-MARKERS = {"microbatch": "o", "step": "D", "off": "s"}
+MARKERS = {"microbatch": "o", "step": "D", "pipeline": "^", "off": "s"}
 
 
 def draw_pool_sizes(simulation: Simulation) -> Any:
@@ -45,12 +45,12 @@ def _imbalances(ax: Any, simulation: Simulation) -> None:
         if not ax.lines:
             before = [max(FLOOR, s.before.mean()) for s in rows]
             ax.plot(sizes, before, "s--", color=BEFORE, label="pools, sampler order")
-        if scope == "step":
-            after = [max(FLOOR, s.step_after.mean()) for s in rows]
-            ax.plot(sizes, after, "D-", color=ACCENT, label="step sums, scope step")
-        elif scope == "microbatch":
+        if scope == "microbatch":
             after = [max(FLOOR, s.after.mean()) for s in rows]
             ax.plot(sizes, after, "o-", color=LIBRA, label="pools, scope microbatch")
+        elif scope != "off":
+            after = [max(FLOOR, s.step_after.mean()) for s in rows]
+            ax.plot(sizes, after, "D-", color=ACCENT, label=f"step sums, scope {scope}")
     _pool_axis(ax, [s.pool_size for s in simulation.skew])
     ax.set_yscale("log")
     label(ax, "Imbalance of all steps", "pool size P", "max / mean - 1")

@@ -78,7 +78,7 @@ def draw_skew(simulation: Simulation) -> Any:
         placed.reshape(microbatches, -1).mean(axis=0),
     )
     label(right, f"Whole step (sum of {microbatches} microbatches)", "replicas", "")
-    left.set_ylim(0, work.max() * 1.3)
+    left.set_ylim(0, work.max() * 1.45)
     left.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc="upper left", ncols=3)
     return fig
 
