@@ -1,8 +1,8 @@
 """What a candidate achieves. In: replays of some windows. Out: CandidateResult, plain numbers.
 
-A straggler is the slowest pool at one GA index. A step is as slow as its slowest worker group; a
-group of PP stages takes the sum of its microbatches plus (PP - 1) times the longest (1F1B). In
-lockstep all groups are one that takes the longest microbatch at each GA index.
+A straggler is the slowest pool at one GA index. A step is as slow as its slowest worker group,
+whose microbatches run one after the other, or through PP stages by 1F1B. In lockstep all groups are
+one that takes the longest microbatch at each GA index.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from megatron_libra.simulator.candidates import Candidate
 from megatron_libra.simulator.job import TrainingJob
+from megatron_libra.simulator.pipeline import pipeline_seconds
 from megatron_libra.simulator.replay import WindowReplay
 
 __all__ = ["CandidateResult", "Spread", "Straggler", "evaluate", "step_seconds", "straggler"]
 
 Float = NDArray[np.float64]
+FORWARD_SHARE = 1 / 3
+"""Of the time besides core attention; backward of a matrix product is two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +127,20 @@ def straggler(replays: Sequence[WindowReplay], job: TrainingJob) -> Straggler:
     return Straggler(
         mean_s=float(np.mean([each.mean() for each in slowest])),
         worst_s=float(np.mean([each.max() for each in slowest])),
-        step_s=float(np.mean([step_seconds(replay.layer_s, job) for replay in replays])),
+        step_s=float(
+            np.mean([step_seconds(replay.forward_s, replay.backward_s, job) for replay in replays])
+        ),
     )
 
 
-def step_seconds(layer_s: Float, job: TrainingJob) -> float:
+def step_seconds(forward_s: Float, backward_s: Float, job: TrainingJob) -> float:
     """Seconds of a step from the (GA, groups) times of one layer."""
-    microbatch = layer_s * job.stage_layers + job.other_ms * 1e-3
+    other = job.other_ms * 1e-3
+    forward = forward_s * job.stage_layers + other * FORWARD_SHARE
+    backward = backward_s * job.stage_layers + other * (1 - FORWARD_SHARE)
     if job.lockstep:
-        microbatch = microbatch.max(axis=1, keepdims=True)
-    group = microbatch.sum(axis=0) + (job.pipeline_parallel_size - 1) * microbatch.max(axis=0)
-    return float(group.max())
+        forward, backward = forward.max(axis=1, keepdims=True), backward.max(axis=1, keepdims=True)
+    return float(pipeline_seconds(forward, backward, job.pipeline_parallel_size).max())
 
 
 def _spread(forward_s: Float) -> Spread:

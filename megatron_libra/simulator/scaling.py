@@ -66,8 +66,8 @@ def scaling_points(
     for size in sorted(replays):
         sized = replace(job, data_parallel_size=size)
         steps[size] = (
-            _mean(step_seconds(each.layer_s.reshape(-1, size), sized) for each in reference),
-            _mean(step_seconds(each.layer_s, sized) for each in replays[size]),
+            _mean(_step(each, size, sized) for each in reference),
+            _mean(_step(each, size // math.gcd(pool_size, size), sized) for each in replays[size]),
         )
     first = steps[min(steps)]
     return tuple(
@@ -81,6 +81,12 @@ def scaling_points(
         )
         for size, (slow, fast) in steps.items()
     )
+
+
+def _step(replay: WindowReplay, num_groups: int, job: TrainingJob) -> float:
+    """Seconds of a step whose pools are dealt to this many worker groups, GA-major."""
+    forward = replay.forward_s.reshape(-1, num_groups)
+    return step_seconds(forward, replay.backward_s.reshape(-1, num_groups), job)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -12,6 +12,7 @@ from megatron_libra.plan.vrsp import order_window
 from megatron_libra.simulator.candidates import Candidate
 from megatron_libra.simulator.job import TrainingJob
 from megatron_libra.simulator.metrics import evaluate, step_seconds, straggler
+from megatron_libra.simulator.pipeline import one_forward_one_backward, pipeline_seconds
 from megatron_libra.simulator.replay import WindowReplay
 from megatron_libra.simulator.scaling import scaling_points, scaling_sizes
 from megatron_libra.simulator.skew import measure_windows, pool_skew, skew_tasks
@@ -74,15 +75,44 @@ def test_all_windows_equal_order_window(job: TrainingJob) -> None:
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [
-        ({}, 8.0),  # layers doubled: groups take 2 + 6 and 4 + 2
-        ({"lockstep": True}, 10.0),  # the longest of each GA index: 4 + 6
-        ({"pipeline_parallel_size": 2}, 7.0),  # one layer a stage: 4 + 3 and 3 + 2
-        ({"other_ms": 500.0}, 9.0),  # half a second more for each microbatch
+        ({}, 24.0),  # groups do 2 * (1 + 3) = 8 and 6 forward, and twice that backward
+        ({"lockstep": True}, 30.0),  # the longest of each GA index: 2 * (2 + 3)
+        ({"pipeline_parallel_size": 2}, 19.0),  # one layer a stage: drawn in pipeline.py
+        ({"other_ms": 500.0}, 25.0),  # half a second more for each microbatch
     ],
 )
 def test_step_seconds_by_hand(job: TrainingJob, changes: dict[str, float], seconds: float) -> None:
     two_layers = replace(job, num_layers=2, **changes)
-    assert step_seconds(np.array([[1.0, 2.0], [3.0, 1.0]]), two_layers) == pytest.approx(seconds)
+    forward = np.array([[1.0, 2.0], [3.0, 1.0]])
+    assert step_seconds(forward, 2 * forward, two_layers) == pytest.approx(seconds)
+
+
+def test_one_forward_one_backward_by_hand() -> None:
+    """F B are 0 1: stage 0 of 3 has two forwards ahead, the last stage none."""
+    forwards = [(False, m) for m in range(4)]
+    backwards = [(True, m) for m in range(4)]
+    first = one_forward_one_backward(0, 3, 4)
+    assert first == [*forwards[:3], backwards[0], forwards[3], *backwards[1:]]
+    last = one_forward_one_backward(2, 3, 4)
+    assert last == [op for pair in zip(forwards, backwards, strict=True) for op in pair]
+    assert one_forward_one_backward(0, 8, 2) == [*forwards[:2], *backwards[:2]]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (2, 2), (4, 3), (4, 9)])
+def test_equal_microbatches_have_the_known_bubble(stages: int, microbatches: int) -> None:
+    """(m + p - 1) times forward and backward of one; each group on its own."""
+    times = np.ones((microbatches, 1)) * np.array([1.0, 3.0])
+    found = pipeline_seconds(times, 2 * times, stages)
+    assert found == pytest.approx((microbatches + stages - 1) * np.array([3.0, 9.0]))
+
+
+def test_a_heavy_microbatch_stalls_the_pipeline() -> None:
+    """The same work, 9 forward and 18 backward, on four stages: evenly, and with one of 4."""
+    uneven = np.array([[1.0], [1.0], [4.0], [1.0], [1.0], [1.0]])
+    even = np.full((6, 1), 1.5)
+    slow, fast = (float(pipeline_seconds(x, 2 * x, 4)[0]) for x in (uneven, even))
+    assert fast == pytest.approx((6 + 3) * 4.5)
+    assert slow > 1.1 * fast
 
 
 def test_metrics_by_hand(job: TrainingJob) -> None:
