@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 from typing import Any
 
@@ -39,6 +40,7 @@ def warm_up() -> None:
 
     factory._get_field_docstrings = docstrings
     arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    gc.freeze()  # ranks then collect, and count, only what they made themselves
 
 
 warm_up()
