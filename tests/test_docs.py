@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from megatron_libra import LibraConfig
+from megatron_libra.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/paper_map.md"]
@@ -56,3 +58,18 @@ def test_a_document_is_ascii_of_readable_width(document):
     lines = (ROOT / document).read_text(encoding="ascii").splitlines()
     prose = [line for line in lines if not line.startswith(("|", "    "))]
     assert max(map(len, prose)) <= 120
+
+
+def test_the_readme_s_plan_is_what_libra_plan_prints(tmp_path, capsys, monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    request = textwrap.dedent(re.search(r"\n    \{\"sequences\".*?\}\}\n", text, re.DOTALL)[0])
+    shown = text.split("`libra plan POOL.json` prints")[1].split("`--json`")[0]
+    pool = tmp_path / "POOL.json"
+    pool.write_text(request)
+    monkeypatch.setattr("sys.argv", ["libra", "plan", str(pool)])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main()
+    printed = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    expected = {" ".join(line.split()) for line in shown.splitlines() if "---" not in line}
+    assert {line for line in expected - printed if not line.startswith("planned in")} <= {""}
