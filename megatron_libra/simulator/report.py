@@ -77,12 +77,16 @@ def columns_of(result: CandidateResult, simulation: Simulation) -> list[str]:
         f"{result.worker_bytes / 1e9:.2f}",
         f"{result.tile_over_target:.2f}",
         f"{result.resident_kv_bytes / GIB:.2f}",
-        f"{result.layer_ms:.4g}",
-        f"{result.step_ms:.5g}",
+        _ms(result.layer_ms),
+        _ms(result.step_ms),
         f"{result.speedup_mean:.2f}x",
         f"{result.speedup_worst:.2f}x",
         f"{result.speedup_step:.2f}x",
     ]
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def html_report(simulation: Simulation) -> str:

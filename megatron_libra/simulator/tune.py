@@ -200,10 +200,12 @@ def _choice(
 ) -> str:
     if len(equal) == 1:
         return f"No other finalist comes within {EQUAL:.0%} of its predicted step."
-    behind = f"takes {chosen.step_ms / best.step_ms - 1:.1%} longer than the fastest"
+    text = f"{len(equal)} finalists are within {EQUAL:.0%} of the fastest"
+    if chosen is best:
+        return f"{text}; it is also the one to prefer by pool size and bytes."
     return (
-        f"{len(equal)} finalists are within {EQUAL:.0%} of the fastest; this one has the smallest "
-        f"pool, then the fewest bytes, and {'is it' if chosen is best else behind}."
+        f"{text}; this one has the smallest pool, then the fewest bytes, and takes "
+        f"{chosen.step_ms / best.step_ms - 1:.1%} longer than the fastest."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,12 @@ def test_a_file_that_is_no_json(tmp_path: Path) -> None:
         load_cost_model(str(tmp_path / "a.json"))
     with pytest.raises(ValueError, match="does not exist"):
         load_cost_model("h100")
+
+
+def test_the_documented_example_is_the_default(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "simulator.md").read_text()
+    example = re.search(r"^    \{\n.*?^    \}$", text, re.MULTILINE | re.DOTALL)
+    assert example
+    (tmp_path / "example.json").write_text(example[0])
+    found = load_cost_model(str(tmp_path / "example.json"))
+    assert replace(found, name="h200-fa4") == BUILT_IN["h200-fa4"]
