@@ -13,7 +13,13 @@ from megatron_libra import LibraConfig
 from megatron_libra.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/paper_map.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/paper_map.md",
+    "patches/README.md",
+]
 FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests")
 
 
