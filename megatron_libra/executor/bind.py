@@ -7,15 +7,16 @@ In: WorkerPlan (ranges, host). Out: BoundPlan (index tensors, device). All index
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels import BoundRound
 from megatron_libra.executor.route_index import (
+    NOWHERE,
     RouteIndex,
     contributions_at_home,
     index_route,
@@ -25,11 +26,11 @@ from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import RowSplits
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.heads import HeadPartition
-from megatron_libra.plan.worker_plan import Round, WorkerPlan
+from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
 
 __all__ = ["BoundPlan", "BoundRoute", "PackIndex", "bind"]
 
-Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
 
 
@@ -103,83 +104,71 @@ class BoundPlan:
 
 
 def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
-    """Turn ranges into device index tensors. Local: nothing is communicated, the device is not
-    waited for.
+    """Turn ranges into device index tensors. Local: nothing is communicated, nothing waits for the
+    device.
 
     Raises:
         PlanError: the plan is another worker's or another pool's.
-        ValueError: an attention call would be too large for the kernel.
+        ValueError: an attention call would be too large for the kernel, or row numbers for int32.
     """
     _check(plan, runtime)
-    heads, tokens = plan.heads, plan.num_local_tokens
-    query = index_route(
-        plan.query, worker=plan.worker, num_workers=plan.num_workers, num_shards=heads.head_split
+    heads, device = plan.heads, runtime.device
+    query, kv = _index(plan, plan.query, heads.head_split), _index(plan, plan.kv, heads.kv_shards)
+    position = positions_at_home(query.sent_rows, plan.num_local_tokens * heads.head_split)
+    passes, rank = contributions_at_home(
+        kv.sent_rows, kv.send_count, plan.num_local_tokens * heads.kv_shards
     )
-    kv = index_route(
-        plan.kv, worker=plan.worker, num_workers=plan.num_workers, num_shards=heads.kv_shards
+    if len(passes) < 2:  # nothing to sum: find the only returned row itself
+        passes, rank = [], positions_at_home(kv.sent_rows, len(rank))
+    entries = [cu for r in plan.rounds for cu in (r.cu_queries, r.cu_keys)]
+    query_rows, kv_rows, (position_t, rank_t), passes_t, entries_t = _upload(
+        [_arrays(query), _arrays(kv), [position, rank], passes, entries], device
     )
-    query_home = positions_at_home(query.sent_rows, tokens * heads.head_split, heads.chunks)
-    kv_home = _sum_rows(kv.sent_rows, tokens * heads.kv_shards, heads.kv_pieces)
-    upload = _Upload()
-    query_slots = _add_route(upload, query, heads.chunks)
-    kv_slots = _add_route(upload, kv, heads.kv_pieces)
-    home, sums = upload.add(query_home), [upload.add(rows) for rows in kv_home]
-    entries = [(upload.add(r.cu_queries), upload.add(r.cu_keys)) for r in plan.rounds]
-    tensors = upload.to(runtime.device)
+    bound_query = _bound_route(query, query_rows, heads.chunks)
     return BoundPlan(
         plan=plan,
         runtime=runtime,
-        query=_bound_route(query, query_slots, tensors),
-        kv=_bound_route(kv, kv_slots, tensors),
-        query_rows_at_home=tensors[home],
-        kv_sum=HomeSum(tuple(tensors[i] for i in sums[2:]), tensors[sums[0]], tensors[sums[1]]),
+        query=bound_query,
+        kv=_bound_route(kv, kv_rows, heads.kv_pieces),
+        query_rows_at_home=_returned_rows(position_t, heads.chunks, bound_query.num_sent),
+        kv_sum=_home_sum(passes_t, rank_t, heads.kv_pieces, len(kv.sent_rows)),
         rounds=tuple(
-            _bound_round(r, tensors[q], tensors[k], runtime.kernel, runtime.device)
-            for r, (q, k) in zip(plan.rounds, entries, strict=True)
+            _bound_round(r, *entries_t[2 * i : 2 * i + 2], runtime)
+            for i, r in enumerate(plan.rounds)
         ),
     )
 
 
-class _Upload:
-    """Collects int arrays on the host and brings them to the device in one copy."""
-
-    def __init__(self) -> None:
-        self._arrays: list[NDArray[np.int32]] = []
-
-    def add(self, array: NDArray[np.integer]) -> int:
-        """Register an array; returns its place in the list that `to` returns."""
-        if array.max(initial=0) > INT32_MAX:
-            raise ValueError(
-                f"row number {array.max()} is beyond {INT32_MAX}; lower head_split or chunks."
-            )
-        self._arrays.append(array.astype(np.int32, copy=False).ravel())
-        return len(self._arrays) - 1
-
-    def to(self, device: torch.device) -> list[torch.Tensor]:
-        """One int32 tensor for each array, views of one buffer."""
-        flat = torch.from_numpy(np.concatenate(self._arrays))
-        if device.type == "cuda":
-            # the caching host allocator keeps the pinned block until the copy has run
-            flat = flat.pin_memory().to(device, non_blocking=True)
-        return list(flat.split([len(array) for array in self._arrays]))
+def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
+    return index_route(
+        route, worker=plan.worker, num_workers=plan.num_workers, num_shards=num_shards
+    )
 
 
-def _add_route(upload: _Upload, index: RouteIndex, num_chunks: int) -> list[int]:
-    """Places of arrange, depart and of the rows to dispatch for each chunk."""
-    chunk_rows = [index.sent_rows * num_chunks + chunk for chunk in range(num_chunks)]
-    return [upload.add(rows) for rows in (index.arrange, index.depart, *chunk_rows)]
+def _arrays(index: RouteIndex) -> list[Int32]:
+    return [index.sent_rows, index.arrange, index.depart]
 
 
-def _bound_route(
-    index: RouteIndex, slots: Sequence[int], tensors: list[torch.Tensor]
-) -> BoundRoute:
-    arrange, depart, *dispatch = (tensors[slot] for slot in slots)
-    splits = RowSplits(tuple(index.send_count.tolist()), tuple(index.receive_count.tolist()))
-    in_order = index.is_in_order
+def _upload(lists: list[list[Int32]], device: torch.device) -> Iterator[list[torch.Tensor]]:
+    """The same lists as tensors on the device, views of one buffer that one copy brought there."""
+    arrays = [array for arrays in lists for array in arrays]
+    flat = torch.from_numpy(np.concatenate(arrays))
+    if device.type == "cuda":
+        # the caching host allocator keeps the pinned block until the copy has run
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    tensors = iter(flat.split([len(array) for array in arrays]))
+    return ([next(tensors) for _ in arrays] for arrays in lists)
+
+
+def _bound_route(index: RouteIndex, rows: list[torch.Tensor], num_chunks: int) -> BoundRoute:
+    sent, arrange, depart = rows
+    splits = RowSplits(index.send_count, index.receive_count)
     return BoundRoute(
-        dispatch=tuple(_pack(rows, splits.num_sent) for rows in dispatch),
-        arrange=None if in_order else arrange,
-        depart=None if in_order else _pack(depart, splits.num_received),
+        dispatch=tuple(
+            _pack(sent * num_chunks + chunk, splits.num_sent) for chunk in range(num_chunks)
+        ),
+        arrange=None if index.is_in_order else arrange,
+        depart=None if index.is_in_order else _pack(depart, splits.num_received),
         splits=splits,
         num_rows=len(index.arrange),
         num_sent=len(index.sent_rows),
@@ -190,28 +179,37 @@ def _pack(rows: torch.Tensor, num_remote: int) -> PackIndex:
     return PackIndex(remote=rows[:num_remote], local=rows[num_remote:])
 
 
-def _sum_rows(sent_rows: Int64, num_home_rows: int, num_pieces: int) -> list[Int64]:
-    """Key rows, value rows, then the passes; see HomeSum. A row holds dK and dV: two half rows."""
-    passes, rank = contributions_at_home(sent_rows, num_home_rows)
-    piece = np.arange(num_pieces)
-    if len(passes) < 2:
-        home = positions_at_home(sent_rows, num_home_rows, num_pieces)
-        return [2 * home, 2 * home + 1]
-    zero_row = len(passes[0])
-    home = np.minimum(rank[:, None] * num_pieces + piece, zero_row * num_pieces).ravel()
-    return [
-        2 * home,
-        2 * home + 1,
-        *((p[:, None] + piece * len(sent_rows)).ravel() for p in passes),
-    ]
+def _each_chunk(rows: torch.Tensor, num_chunks: int, stride: int) -> torch.Tensor:
+    """(n, num_chunks): rows + chunk * stride."""
+    return rows[:, None] + torch.arange(num_chunks, dtype=rows.dtype, device=rows.device) * stride
+
+
+def _returned_rows(position: torch.Tensor, num_chunks: int, num_sent: int) -> torch.Tensor:
+    """(home rows * chunks,) rows of the returned buffer: chunk * num_sent + travel position; the
+    zero row behind all of them for padding tokens."""
+    rows = _each_chunk(position, num_chunks, num_sent)
+    return rows.masked_fill(position[:, None] == NOWHERE, num_chunks * num_sent).flatten()
+
+
+def _home_sum(
+    passes: list[torch.Tensor], rank: torch.Tensor, num_pieces: int, num_sent: int
+) -> HomeSum:
+    """Without passes, rank is a travel position. A row holds dK and dV: two half rows."""
+    if passes:
+        zero_row = len(passes[0]) * num_pieces
+        rows = _each_chunk(rank * num_pieces, num_pieces, 1)
+        rows = rows.masked_fill(rank[:, None] == NOWHERE, zero_row).flatten()
+    else:
+        rows = _returned_rows(rank, num_pieces, num_sent)
+    return HomeSum(
+        passes=tuple(_each_chunk(p, num_pieces, num_sent).flatten() for p in passes),
+        key_rows=2 * rows,
+        value_rows=2 * rows + 1,
+    )
 
 
 def _bound_round(
-    plan_round: Round,
-    cu_queries: torch.Tensor,
-    cu_keys: torch.Tensor,
-    kernel: AttentionKernel,
-    device: torch.device,
+    plan_round: Round, cu_queries: torch.Tensor, cu_keys: torch.Tensor, runtime: PoolRuntime
 ) -> BoundRound:
     return BoundRound(
         query_start=plan_round.query_start,
@@ -221,7 +219,7 @@ def _bound_round(
         cu_keys=cu_keys,
         max_queries=plan_round.max_queries,
         max_keys=plan_round.max_keys,
-        prepared=kernel.prepare(plan_round, device),
+        prepared=runtime.kernel.prepare(plan_round, runtime.device),
     )
 
 
@@ -236,4 +234,14 @@ def _check(plan: WorkerPlan, runtime: PoolRuntime) -> None:
     for plan_round in plan.rounds:
         runtime.kernel.check_sizes(
             plan_round, heads.query_heads_per_chunk, heads.kv_heads_per_chunk, plan.shape.head_dim
+        )
+    sent = int(plan.query.send_count.sum()), int(plan.kv.send_count.sum())
+    most = max(
+        (max(plan.num_local_tokens * heads.head_split, sent[0]) + 1) * heads.chunks,
+        2 * (max(plan.num_local_tokens * heads.kv_shards, sent[1]) + 1) * heads.kv_pieces,
+    )
+    if most > INT32_MAX:
+        raise ValueError(
+            f"{most} row numbers do not fit int32; lower head_split or chunks, or raise the "
+            "context parallel size."
         )

@@ -1,14 +1,12 @@
-"""Expand one worker's route from ranges to row numbers. In: WorkerRoute. Out: RouteIndex (numpy,
-host).
+"""Expand one worker's route from ranges to row numbers. In: WorkerRoute. Out: RouteIndex (numpy).
 
 Around an exchange rows stand in *travel order*: rows of the other workers by ascending peer, then
-the local rows, which never travel. Example, worker 0 of 2, H = 1, M = 1, tokens 0..3, computing its
-own tokens 2, 3 and the peer's token 5:
+the local rows, which never travel. Example, worker 0 of 2 with tokens 0..3 and one head shard,
+computing its own tokens 2, 3 and token 5 of the peer:
 
-    home rows        0 1 2 3        sent:     to worker 1: 0 1     local: 2 3        travel order 0
-    1 | 2 3 compute rows     2' 3' 5'       arrived:  from worker 1: row 2  local: rows 0 1   travel
-    order 2 | 0 1 arrange          1 2 0          compute row i is row arrange[i] of the arrived
-    rows
+    home rows      0 1 2 3      sent:     to worker 1: 0 1      local: 2 3        travel 0 1 | 2 3
+    compute rows   2 3 5        arrived:  from worker 1: row 2  local: rows 0 1   travel 2 | 0 1
+    arrange        1 2 0        compute row i is the arrived row at travel position arrange[i]
 """
 
 from __future__ import annotations
@@ -20,107 +18,99 @@ from numpy.typing import NDArray
 
 from megatron_libra.plan.worker_plan import WorkerRoute
 
-__all__ = ["RouteIndex", "index_route"]
+__all__ = ["NOWHERE", "RouteIndex", "contributions_at_home", "index_route", "positions_at_home"]
 
-Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+NOWHERE = -1
+"""The position of a home row that was not sent: a token of the padding tail."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RouteIndex:
-    """Row numbers of one route, for one head chunk: a home row is token * shards + shard."""
+    """Row numbers of one route, for all head chunks; a home row is token * shards + shard."""
 
-    sent_rows: Int64
+    sent_rows: Int32
     """Home rows in travel order: to the other workers, then local."""
-    depart: Int64
-    """Compute rows in travel order: from the other workers, then local. The inverse of
-    `arrange`."""
-    arrange: Int64
-    """Travel position of every compute row."""
-    send_count: Int64
-    """(W,) rows sent to each worker, 0 for the own."""
-    receive_count: Int64
-    """(W,) rows received from each worker, 0 for the own."""
-
-    @property
-    def is_in_order(self) -> bool:
-        """True if rows arrive in compute order, so that nothing needs to be rearranged."""
-        return bool((self.arrange == np.arange(len(self.arrange))).all())
+    depart: Int32
+    """Compute rows in travel order: from the other workers, then local."""
+    arrange: Int32
+    """Travel position of every compute row; the inverse of depart."""
+    is_in_order: bool
+    """True if rows arrive in compute order, so that nothing needs to be rearranged."""
+    send_count: tuple[int, ...]
+    """Rows sent to each worker, 0 for the own."""
+    receive_count: tuple[int, ...]
+    """Rows received from each worker, 0 for the own."""
 
 
 def index_route(
     route: WorkerRoute, *, worker: int, num_workers: int, num_shards: int
 ) -> RouteIndex:
     """Expand a route. num_shards: H for the query route, K for the kv route."""
-    sent = _expand(route.send_token, route.send_count) * num_shards
-    sent += np.repeat(route.send_shard, route.send_count)
-    sent_peer = np.repeat(route.send_peer, route.send_count)
+    local_sent, local_arrived = route.send_peer == worker, route.recv_peer == worker
+    sent = _expand(route.send_token, route.send_count, num_shards, route.send_shard)
     arrived = _expand(route.recv_row, route.recv_count)
-    arrived_peer = np.repeat(route.recv_peer, route.recv_count)
-
+    stays = np.repeat(local_sent, route.send_count)
+    stayed = np.repeat(local_arrived, route.recv_count)
     # the order of local rows is free: with compute order, a worker that computes only its own
     # tokens rearranges nothing
-    local_compute = arrived[arrived_peer == worker]
-    by_row = np.argsort(local_compute, kind="stable")
-    sent_rows = np.concatenate([sent[sent_peer != worker], sent[sent_peer == worker][by_row]])
-    depart = np.concatenate([arrived[arrived_peer != worker], local_compute[by_row]])
+    by_row = np.argsort(arrived[stayed], kind="stable")
+    depart = np.concatenate([arrived[~stayed], arrived[stayed][by_row]])
+    position = np.arange(len(depart), dtype=np.int32)
     arrange = np.empty_like(depart)
-    arrange[depart] = np.arange(len(depart))
+    arrange[depart] = position
     return RouteIndex(
-        sent_rows=sent_rows,
+        sent_rows=np.concatenate([sent[~stays], sent[stays][by_row]]),
         depart=depart,
         arrange=arrange,
-        send_count=_per_worker(sent_peer, worker, num_workers),
-        receive_count=_per_worker(arrived_peer, worker, num_workers),
+        is_in_order=bool((depart == position).all()),
+        send_count=_per_worker(route.send_peer, route.send_count * ~local_sent, num_workers),
+        receive_count=_per_worker(route.recv_peer, route.recv_count * ~local_arrived, num_workers),
     )
 
 
-def positions_at_home(sent_rows: Int64, num_home_rows: int, num_chunks: int) -> Int64:
-    """For every (home row, chunk), where its only returned row stands; padding rows get the zero
-    row behind all.
-
-    Returned rows are chunk-major: chunk * num_sent + travel position; the zero row is num_chunks *
-    num_sent.
-    """
-    num_sent = len(sent_rows)
-    position = np.full((num_home_rows, num_chunks), num_chunks * num_sent, np.int64)
-    position[sent_rows] = np.arange(num_sent)[:, None] + np.arange(num_chunks) * num_sent
-    return position.ravel()
+def positions_at_home(sent_rows: Int32, num_home_rows: int) -> Int32:
+    """(num_home_rows,) travel position of each home row's only returned row, or NOWHERE."""
+    position = np.full(num_home_rows, NOWHERE, np.int32)
+    position[sent_rows] = np.arange(len(sent_rows), dtype=np.int32)
+    return position
 
 
-def contributions_at_home(sent_rows: Int64, num_home_rows: int) -> tuple[list[Int64], Int64]:
+def contributions_at_home(
+    sent_rows: Int32, send_count: tuple[int, ...], num_home_rows: int
+) -> tuple[list[Int32], Int32]:
     """How to sum several returned rows of one home row in a fixed order, by gathers alone.
 
     Home rows are ranked by falling number of contributions, so that the j-th contributions belong
-    to a prefix.
+    to a prefix of the ranks. No worker is sent a row twice.
 
     Returns:
-        passes: passes[j][i] is the travel position of the j-th contribution to the home row of rank
-            i.
-        rank: (num_home_rows,) rank of a home row; the number of ranks for rows without
-            contributions.
+        passes: passes[j][i] is the travel position of the j-th contribution to the row of rank i.
+        rank: (num_home_rows,) rank of a home row, or NOWHERE for one without contributions.
     """
-    order = np.argsort(sent_rows, kind="stable")
-    count = np.bincount(sent_rows, minlength=num_home_rows)
-    first = np.cumsum(count) - count
+    count = np.bincount(sent_rows, minlength=num_home_rows).astype(np.int16)
     by_count = np.argsort(-count, kind="stable")
-    num_ranks = int((count > 0).sum())
-    passes = []
-    for contribution in range(int(count.max(initial=0))):
-        rows = by_count[: int((count > contribution).sum())]
-        passes.append(order[first[rows] + contribution])
-    rank = np.full(num_home_rows, num_ranks, np.int64)
-    rank[by_count[:num_ranks]] = np.arange(num_ranks)
-    return passes, rank
+    rank = np.empty(num_home_rows, np.int32)
+    rank[by_count] = np.arange(num_home_rows, dtype=np.int32)
+    sizes = [int((count > j).sum()) for j in range(int(count.max(initial=0)))]
+    pass_start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    flat, seen = np.empty(len(sent_rows), np.int32), np.zeros(num_home_rows, np.int16)
+    stops = np.cumsum([*send_count, len(sent_rows) - sum(send_count)]).tolist()
+    for start, stop in zip([0, *stops], stops, strict=False):
+        rows = sent_rows[start:stop]
+        flat[pass_start[seen[rows]] + rank[rows]] = np.arange(start, stop, dtype=np.int32)
+        seen[rows] += 1
+    rank[count == 0] = NOWHERE
+    return np.split(flat, pass_start[1:-1]) if sizes else [], rank
 
 
-def _expand(start: NDArray[np.int32], count: NDArray[np.int32]) -> Int64:
-    """Concatenated ranges [start, start + count)."""
-    counts = count.astype(np.int64)
-    offset = start.astype(np.int64) - (np.cumsum(counts) - counts)
-    return np.repeat(offset, counts) + np.arange(counts.sum())
+def _expand(start: Int32, count: Int32, step: int = 1, offset: Int32 | None = None) -> Int32:
+    """Concatenated ranges [start, start + count), times step, plus the range's offset."""
+    first = start.astype(np.int64) - (np.cumsum(count) - count)
+    base = first * step if offset is None else first * step + offset
+    rows = np.arange(int(count.sum()), dtype=np.int32)
+    return np.repeat(base.astype(np.int32), count) + (rows if step == 1 else rows * np.int32(step))
 
 
-def _per_worker(peer: NDArray[np.int32], worker: int, num_workers: int) -> Int64:
-    count = np.bincount(peer, minlength=num_workers)
-    count[worker] = 0
-    return count
+def _per_worker(peer: Int32, count: Int32, num_workers: int) -> tuple[int, ...]:
+    return tuple(np.bincount(peer, count, num_workers).astype(np.int64).tolist())

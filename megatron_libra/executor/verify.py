@@ -27,10 +27,10 @@ from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["TOLERANCES", "Verification", "error_of", "verify_plans", "verify_pool"]
 
-TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-1, "float16": 1e-2}
 """Largest accepted error of a row by dtype; see `error_of`. In half precision dq is the worst: its
 softmax term subtracts a number computed from the rounded output."""
-WHOLE_FACTOR = 6
+WHOLE_FACTOR = 10
 """A whole tensor (Frobenius norm) must be this much closer than its worst row may be."""
 SMALL_NORM = 0.1
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

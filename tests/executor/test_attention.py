@@ -5,6 +5,7 @@ Layers: one worker without a process group, then gloo worlds of four.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -133,27 +134,28 @@ def test_autocast_does_not_touch_the_reference_kernel() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, mixed, strict=True))
 
 
-def recompute(mode: str, reentrant: bool) -> bool:
+def recompute() -> bool:
     """Attention of a checkpointed block, twice, equals the plain one."""
     worker = dist.get_rank()
-    bound = bound_plan(FOUR, backward_kv=mode)
-    plain = gradients(bound, FOUR, worker)
-    for _ in range(2):
-        inputs, dout = leaves(FOUR, worker)
-        out = checkpoint(
-            lambda q, k, v: libra_attention(q * 1.0, k, v, bound), *inputs, use_reentrant=reentrant
-        )
-        out.backward(dout)
-        again = (out.detach(), *(x.grad for x in inputs))
-        if not all(torch.equal(a, b) for a, b in zip(plain, again, strict=True)):
-            return False
+    for mode, reentrant in product(MODES, (True, False)):
+        bound = bound_plan(FOUR, backward_kv=mode)
+        plain = gradients(bound, FOUR, worker)
+        for _ in range(2):
+            inputs, dout = leaves(FOUR, worker)
+
+            def block(q, k, v, bound=bound):
+                return libra_attention(q * 1.0, k, v, bound)
+
+            out = checkpoint(block, *inputs, use_reentrant=reentrant)
+            out.backward(dout)
+            again = (out.detach(), *(x.grad for x in inputs))
+            if not all(torch.equal(a, b) for a, b in zip(plain, again, strict=True)):
+                return False
     return True
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_recompute(mode: str) -> None:
-    for reentrant in (True, False):
-        assert world(recompute, 4, mode, reentrant) == [True] * 4
+def test_recompute() -> None:
+    assert world(recompute, 4) == [True] * 4
 
 
 def interleaved(mode: str) -> bool:

@@ -5,14 +5,17 @@ Layers: the drawn example, then properties on random plans, checked against per-
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from megatron_libra.config import LibraConfig
-from megatron_libra.executor.bind import _Upload, bind
+from megatron_libra.executor.bind import _returned_rows, bind
 from megatron_libra.executor.kernels import pick_kernel
 from megatron_libra.executor.route_index import (
+    NOWHERE,
     contributions_at_home,
     index_route,
     positions_at_home,
@@ -58,7 +61,7 @@ def test_drawn_example() -> None:
     assert index.sent_rows.tolist() == [0, 1, 2, 3]
     assert index.depart.tolist() == [2, 0, 1]
     assert index.arrange.tolist() == [1, 2, 0]
-    assert (index.send_count.tolist(), index.receive_count.tolist()) == ([0, 2], [0, 1])
+    assert (index.send_count, index.receive_count) == ((0, 2), (0, 1))
     assert not index.is_in_order
 
 
@@ -105,9 +108,9 @@ def arrived(indexes: list, worker: int) -> np.ndarray:
     parts = []
     for peer, index in enumerate(indexes):
         ends = np.cumsum(index.send_count)
-        rows = index.sent_rows[ends[worker] - index.send_count[worker] : ends[worker]]
+        rows = index.sent_rows[int(ends[worker]) - index.send_count[worker] : int(ends[worker])]
         parts.append(np.stack([np.full(len(rows), peer), rows], axis=1))
-    own = indexes[worker].sent_rows[indexes[worker].send_count.sum() :]
+    own = indexes[worker].sent_rows[sum(indexes[worker].send_count) :]
     return np.concatenate([*parts, np.stack([np.full(len(own), worker), own], axis=1)])
 
 
@@ -118,18 +121,23 @@ def test_splits_and_their_inverse() -> None:
 
 
 def test_positions_at_home() -> None:
-    """Three home rows of two chunks, the second is padding."""
-    assert positions_at_home(np.array([2, 0]), 3, 2).tolist() == [1, 3, 4, 4, 0, 2]
+    """Three home rows, the second is padding; two chunks: the zero row is row 4."""
+    position = positions_at_home(np.array([2, 0], np.int32), 3)
+    assert position.tolist() == [1, NOWHERE, 0]
+    assert _returned_rows(torch.from_numpy(position), 2, 2).tolist() == [1, 3, 4, 4, 0, 2]
+
+
+def test_contributions_at_home() -> None:
+    """Worker 0 was sent rows 3 0 1, worker 2 rows 1 3, and rows 1 2 stayed; row 4 is padding."""
+    sent = np.array([3, 0, 1, 1, 3, 1, 2], np.int32)
+    passes, rank = contributions_at_home(sent, (3, 0, 2), 5)
+    assert rank.tolist() == [2, 0, 3, 1, NOWHERE]
+    assert [p.tolist() for p in passes] == [[2, 0, 1, 6], [3, 4], [5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_sum_at_home(dtype: torch.dtype) -> None:
     """Contributions of one home row are added in travel order, in float32 or better."""
-    rng = np.random.default_rng(0)
-    sent = rng.integers(0, 12, 40)
-    sent[sent == 5] = 6  # home row 5 gets nothing
-    passes, rank = contributions_at_home(sent, 12)
-    assert sorted(np.concatenate(passes).tolist()) == list(range(40)) and rank[5] == len(passes[0])
     for seed in range(3):
         plan = random_pools(seed, 2, num_workers=4)[1]
         worker = plan.worker_plan(seed)
@@ -166,7 +174,6 @@ def test_chunks_that_share_kv_heads_bring_them_once() -> None:
 
 
 def test_row_numbers_beyond_int32_are_refused() -> None:
-    upload = _Upload()
-    upload.add(np.array([2**31 - 1]))
-    with pytest.raises(ValueError, match="row number 2147483648 is beyond"):
-        upload.add(np.array([2**31]))
+    worker = replace(plan_of(CASES["one_worker"]).worker_plan(0), num_local_tokens=2**30)
+    with pytest.raises(ValueError, match=r"\d+ row numbers do not fit int32; lower head_split"):
+        bind(worker, runtime_of(0, 1))
