@@ -36,7 +36,7 @@ def test_wlb_fills_the_least_work_and_keeps_the_token_limit():
 
 def test_equal_chunks_by_hand():
     # Chunks of 2 tokens: 3 and 7 pairs of the sample, 2 and 2 of the ones. Heaviest first: 7 to
-    # worker 0; 3 and a 2 to worker 1, then full; the last 2 to worker 0, which lacks tokens 0 and 1.
+    # worker 0; 3 and a 2 to worker 1, then full; the last 2 to worker 0. It lacks tokens 0, 1.
     pool = BenchPool(((4,), (1, 1, 1, 1)), 4, 1, ONE_HEAD)
     found = equal_chunks.plan(pool, chunks_per_worker=2)
     assert found.loads.tolist() == [9, 5]
@@ -71,7 +71,8 @@ def test_every_pair_is_computed_once(name, seed):
 def test_distca_keeps_its_tolerance_and_moves_more_for_a_tighter_one(seed):
     pool = random_pool(seed, length=65_536)  # long enough for parts of 16 tokens to be fine
     loose, tight = (distca.plan(pool, tolerance=tolerance) for tolerance in (0.10, 0.03))
-    assert tight.max_over_mean <= 1.03 < loose.max_over_mean <= 1.10
+    assert tight.max_over_mean <= 1.03
+    assert loose.max_over_mean <= 1.10
     assert loose.total_bytes <= tight.total_bytes
 
 
