@@ -7,7 +7,14 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from megatron_libra.bench.grouping import eq_3, pool_imbalance, swap, zigzag, zigzag_with_swap
+from megatron_libra.bench.grouping import (
+    eq_3,
+    lpt_with_swap,
+    pool_imbalance,
+    swap,
+    zigzag,
+    zigzag_with_swap,
+)
 from megatron_libra.plan.vrsp import exact_cardinality_lpt
 
 
@@ -21,7 +28,7 @@ def test_a_swap_evens_out_two_pools():
     assert swap([5, 5], [[0], [1]]) == [[0], [1]]
 
 
-@pytest.mark.parametrize("rule", [zigzag, zigzag_with_swap, exact_cardinality_lpt])
+@pytest.mark.parametrize("rule", [zigzag, zigzag_with_swap, exact_cardinality_lpt, lpt_with_swap])
 @pytest.mark.parametrize("seed", range(5))
 def test_rules_keep_the_batch_and_the_size_of_pools(rule, seed):
     work = np.random.default_rng(seed).lognormal(8, 2, 64).astype(np.int64)
