@@ -2,7 +2,7 @@
 output; autograd.
 
 Tensors: q (T, N, D), k and v (T, G, D): T local tokens in the layout's order, N query and G kv
-    heads, D head dim.
+heads, D head dim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def libra_attention(
     section 5).
 
     Collective: every worker of the pool calls it in the same layer order, and so does its backward.
-        Nothing waits for the device. Without gradients nothing is kept.
+    Nothing waits for the device. Without gradients nothing is kept.
 
     Args:
         q: (T, N, D) queries of this worker's tokens; k, v: (T, G, D). Need not be contiguous.

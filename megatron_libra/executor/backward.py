@@ -9,6 +9,7 @@ are summed there in float32.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +56,7 @@ def run_backward(
 
     Returns:
         dq (T, N, D), dk and dv (T, G, D), in dout's dtype; exactly zero for tokens of the padding
-            tail.
+        tail.
     """
     refetch = isinstance(kept, HomeTensors)
     layer = (_Refetched if refetch else _Saved)(dout, kept, bound, scale)
@@ -67,8 +68,8 @@ def run_backward(
     return dq.view(dout.shape), dk.view(kv_shape), dv.view(kv_shape)
 
 
-class _Backward:
-    """State of one backward; its three methods are the stages of the pipeliner."""
+class _Backward(ABC):
+    """State of one backward; dispatch, compute and send_home are the pipeliner's stages."""
 
     def __init__(self, dout: torch.Tensor, bound: BoundPlan, scale: float) -> None:
         self.bound, self.scale = bound, scale
@@ -79,10 +80,15 @@ class _Backward:
         self.returned_dkv = returned_buffer(kv_like, heads.kv_pieces, bound.kv.num_sent)
         self.dkv: torch.Tensor | None = None
 
+    @abstractmethod
+    def dispatch(self, chunk: int) -> list[PendingRows]:
+        """Start what backward needs of a chunk on its way."""
+
+    @abstractmethod
     def arrived_chunk(
         self, chunk: int, arrived: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ComputedChunk]:
-        raise NotImplementedError
+        """dO of a chunk, and what forward computed with and made of it."""
 
     def compute(
         self, chunk: int, arrived: list[torch.Tensor]

@@ -1,8 +1,8 @@
 """Bind one worker's plan to its device, once per microbatch; every layer reuses the result.
 
 In: WorkerPlan (ranges, host). Out: BoundPlan (index tensors, device). All index arrays travel in
-    one pinned, non-blocking copy; nothing waits for the device. Later code only gathers rows by
-    these indices: a scatter is several times slower than a gather with the inverse permutation.
+one pinned, non-blocking copy; nothing waits for the device. Later code only gathers rows by these
+indices: a scatter is several times slower than a gather with the inverse permutation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dense causal attention of every sample, in float64: what the executor must equal.
 
 In: Q, K, V, dO of whole packed sequences. Out: O, dQ, dK, dV. Shares no code with the kernels:
-    gradients come from autograd. Queries go in blocks, so no O(L^2) buffer is made.
+gradients come from autograd. Queries go in blocks, so no O(L^2) buffer is made.
 """
 
 from __future__ import annotations

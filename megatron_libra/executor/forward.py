@@ -2,7 +2,7 @@
 needs.
 
 Shapes: T local tokens, N query heads, G kv heads, D head dim; rows are one token x one head shard
-    (x one chunk).
+(x one chunk).
 """
 
 from __future__ import annotations

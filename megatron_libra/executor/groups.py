@@ -2,9 +2,9 @@
 ranks).
 
 In: the ranks of a Megatron data-parallel x context-parallel list. Out: PoolGroups. NCCL keeps a
-    communicator (several hundred MB) for each group, so a pool gets two, dispatch and return, on
-    high-priority streams: at normal priority their kernels would queue behind FlashAttention's. A
-    pool of one worker gets none. Plans travel on one gloo group.
+communicator (several hundred MB) for each group, so a pool gets two, dispatch and return, on
+high-priority streams: at normal priority their kernels would queue behind FlashAttention's. A pool
+of one worker gets none. Plans travel on one gloo group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PoolGroups:
     plan: dist.ProcessGroup | None
     """Gloo, plans and digests; None if only this rank needs the plan."""
     plan_ranks: tuple[int, ...]
-    """Global ranks of the plan group, the coordinator's first."""
+    """Global ranks of the plan group, in group order."""
 
     @property
     def num_created(self) -> int:
@@ -85,17 +85,17 @@ def create_pool_groups(
     once.
 
     Args:
-        ranks: global ranks of this rank's pool, in worker order.
+        ranks: global ranks of this rank's pool, in worker order, which must be ascending: torch
+            orders a group by global rank.
         backend: "nccl" or "gloo", for dispatch and return.
-        plan_ranks: global ranks that need this pool's plan, the coordinator first (with tensor or
-            pipeline
+        plan_ranks: global ranks that need this pool's plan, ascending (with tensor or pipeline
             parallelism more than the pool); by default the pool.
         new_group: dist.new_group or Megatron's parallel_state.create_group, which keeps its timeout
             updates.
         timeout: of every group; by default the backend's own.
 
     Raises:
-        ValueError: this rank is not in `ranks`, or the backend is unknown.
+        ValueError: this rank is not in `ranks`, ranks are out of order, or an unknown backend.
     """
     if backend not in ("nccl", "gloo"):
         raise ValueError(f"backend ({backend!r}) must be nccl or gloo.")
@@ -103,6 +103,11 @@ def create_pool_groups(
     if rank not in ranks:
         raise ValueError(f"rank {rank} must be in its pool's ranks {list(ranks)}.")
     plan_ranks = ranks if plan_ranks is None else plan_ranks
+    for name, members in (("ranks", ranks), ("plan_ranks", plan_ranks)):
+        if list(members) != sorted(set(members)):
+            raise ValueError(
+                f"{name} ({list(members)}) must be ascending: torch orders a group by global rank."
+            )
 
     def create(members: Sequence[int], kind: str, purpose: str) -> dist.ProcessGroup | None:
         if len(members) == 1:

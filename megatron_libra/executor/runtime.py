@@ -2,7 +2,7 @@
 choices.
 
 In: PoolGroups and LibraConfig. Out: PoolRuntime, made once for each process and shared by all
-    layers.
+layers.
 """
 
 from __future__ import annotations

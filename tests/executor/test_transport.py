@@ -127,6 +127,10 @@ def outside() -> str:
     """A rank that is not in its pool."""
     with pytest.raises(ValueError, match=r"rank 0 must be in its pool's ranks \[1, 2\]") as error:
         create_pool_groups([1, 2], backend="gloo")
+    with pytest.raises(ValueError, match=r"ranks \(\[2, 0\]\) must be ascending"):
+        create_pool_groups([2, 0], backend="gloo")
+    with pytest.raises(ValueError, match=r"plan_ranks \(\[1, 0\]\) must be ascending"):
+        create_pool_groups([0], backend="gloo", plan_ranks=[1, 0])
     with pytest.raises(ValueError, match="backend"):
         create_pool_groups([0], backend="mpi")
     return str(error.value)

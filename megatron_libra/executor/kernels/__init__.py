@@ -1,7 +1,7 @@
 """Attention kernels behind one small interface; `pick_kernel` chooses, never silently.
 
 In: query and key/value rows of one head chunk and one round. Out: output rows, log-sum-exp,
-    gradients.
+gradients.
 """
 
 from megatron_libra.executor.kernels.interface import AttentionKernel, BoundRound

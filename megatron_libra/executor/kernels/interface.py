@@ -1,9 +1,8 @@
 """What every attention kernel offers, and the round that it is called for.
 
 In: q (Tq, N, D), k and v (Tk, G, D) of one head chunk: T rows, N query heads, G kv heads, D head
-    dim. Rows may be strided, the last axis is contiguous. Out: tensors of the same shapes. One call
-    is one varlen attention call of the paper's executor (section 5), causal and bottom-right
-    aligned.
+dim. Rows may be strided, the last axis is contiguous. Out: tensors of the same shapes. One call is
+one varlen attention call of the paper's executor (section 5), causal and bottom-right aligned.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 CPU kernel.
 
 In: rows of one round. Out: see `interface`. Queries are taken in blocks of at most QUERY_BLOCK
-    rows, so a call holds O(QUERY_BLOCK * keys) scores and never O(L^2). Neighbouring short samples
-    share a block under a block-diagonal mask. Half-precision inputs are computed and summed in
-    float32. Sums have a fixed order: same bits in every run.
+rows, so a call holds O(QUERY_BLOCK * keys) scores and never O(L^2). Neighbouring short samples
+share a block under a block-diagonal mask. Half-precision inputs are computed and summed in float32.
+Sums have a fixed order: same bits in every run.
 """
 
 from __future__ import annotations

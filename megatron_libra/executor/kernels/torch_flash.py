@@ -1,9 +1,9 @@
 """Torch's built-in varlen FlashAttention-2, unmodified (CUDA, bfloat16 and float16).
 
 In: rows of one round, strided views are fine. Out: see `interface`. Bottom-right causal, grouped
-    query heads and zero-query fillers are the kernel's own behaviour. Its backward adds dq with
-    atomics, so bits differ from run to run unless `deterministic` asks torch for the slower ordered
-    sum.
+query heads and zero-query fillers are the kernel's own behaviour. Its backward adds dq with
+atomics, so bits differ from run to run unless `deterministic` asks torch for the slower ordered
+sum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a transport offers: start an exchange of rows, wait for it.
 
 In: send rows (Ns, width), grouped by destination in ascending worker order. Out: received rows (Nr,
-    width), grouped by source. A worker's own rows never enter an exchange. The paper's dispatch and
-    return (4.4) are such exchanges.
+width), grouped by source. A worker's own rows never enter an exchange. The paper's dispatch and
+return (4.4) are such exchanges.
 """
 
 from __future__ import annotations
