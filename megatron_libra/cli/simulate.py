@@ -81,7 +81,7 @@ def simulate(
     pool_sizes: Annotated[str, _option("--pool-sizes", "P to try, such as 4,8.")] = "",
     block_sizes: Annotated[str, _option("--block-sizes", "B to try, tokens.")] = "",
     head_splits: Annotated[str, _option("--head-splits", "H to try.")] = "",
-    scopes: Annotated[str, _option("--scopes", "Of VRSP to try: microbatch,step,pipeline,off.")] = "",
+    scopes: Annotated[str, _option("--scopes", "Of VRSP: microbatch,step,pipeline,off.")] = "",
     placers: Annotated[str, _option("--placers", "To try.")] = "home_first",
     chunks: Annotated[int, _option("--chunks", "M, or the most that fits an H.")] = 4,
     load_slack: Annotated[float, _option("--load-slack", "tau.")] = 0.03,

@@ -137,7 +137,7 @@ def load_corpus(
     is_chat = path.suffix == ".jsonl"
     are_documents = int(np.diff(rows.offsets).max()) <= 1 and not is_chat
     if request.pack in PACKERS or (request.pack == "auto" and are_documents):
-        return _packed(path.name, rows.flat, request, seq_length, map_parts)
+        return _packed(path, rows.flat, request, seq_length, map_parts)
     if request.pack == "auto" and is_chat:
         return Corpus(path.name, _folded(rows, seq_length, context_parallel_size), "chat lines")
     _check_longest(path, rows, seq_length)
@@ -183,9 +183,15 @@ def _check_longest(path: Path, rows: LengthRows, seq_length: int) -> None:
 
 
 def _packed(
-    name: str, documents: Int64, request: CorpusRequest, seq_length: int, map_parts: Map
+    path: Path, documents: Int64, request: CorpusRequest, seq_length: int, map_parts: Map
 ) -> Corpus:
     packer = "cut" if request.pack == "auto" else request.pack
+    at = int(documents.argmax())
+    if packer != "cut" and documents[at] > seq_length:
+        raise ValueError(
+            f"{path}: document {at} has {documents[at]} tokens, more than seq_length "
+            f"({seq_length}), and {packer} cuts none; raise seq_length or pack with cut."
+        )
     rng = np.random.default_rng(request.seed)
     if request.shuffle:
         documents = rng.permutation(documents)
@@ -200,7 +206,7 @@ def _packed(
     if request.shuffle:
         rows = rows.take(rng.permutation(len(rows)))
     order = f"shuffled with seed {request.seed}" if request.shuffle else "in the file's order"
-    return Corpus(name, rows, f"documents packed by {packer}, {order}")
+    return Corpus(path.name, rows, f"documents packed by {packer}, {order}")
 
 
 def pack_part(part: tuple[Int64, int]) -> LengthRows:

@@ -37,8 +37,6 @@ class PoolWork:
     """Pairs of the heaviest tile."""
     pairs: Int64
     """(W,) causal query-key pairs of one query head of the tiles."""
-    home_pairs: Int64
-    """(W,) the same if every tile stayed home."""
     query_rows: Int64
     """(W,) tokens x shards that a worker computes."""
     rounds: Int64
@@ -69,7 +67,6 @@ class PoolWork:
             load_target=(1 + plan.config.load_slack) * total / size,
             max_tile=int(plan.tiles.pairs.max(initial=0)),
             pairs=plan.loads,
-            home_pairs=plan.home_loads,
             query_rows=rows.astype(np.int64),
             rounds=plan.num_rounds,
             query_bytes=traffic_rows(plan.query, size) * (heads.query_heads_per_shard * element),

@@ -82,7 +82,7 @@ def test_chat_lines_are_folded_for_cp(tmp_path: Path) -> None:
     [
         ([[9, 0]], "auto", "the longest packed sequence has 9 tokens, seq_length is 8"),
         ([0, 0], "auto", "holds no sample with tokens"),
-        ([9, 1], "best_fit", "raise seq_length or pack with cut"),
+        ([1, 9], "best_fit", "bad.json: document 1 has 9 tokens, more than seq_length (8)"),
         ({"a": 1}, "auto", "must be a list"),
     ],
 )

@@ -26,7 +26,6 @@ WORK = PoolWork(
     load_target=1000.0,
     max_tile=500,
     pairs=np.array([1000, 500]),
-    home_pairs=np.array([1500, 0]),
     query_rows=np.array([100, 50]),
     rounds=np.array([1, 2]),
     query_bytes=np.array([[0, 800], [0, 0]]),
