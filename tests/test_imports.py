@@ -1,4 +1,4 @@
-"""The arrows config <- plan <- {data, simulator, executor} <- integration, cli, from the sources.
+"""The arrows config <- plan <- {data <- simulator <- bench, executor} <- integration, cli.
 
 Also held: only integration knows megatron, plan needs numpy alone and touches nothing outside its
 arguments, only cli prints, and the package imports where numpy is all there is.

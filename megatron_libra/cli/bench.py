@@ -30,6 +30,9 @@ from megatron_libra.simulator.processes import TaskPool
 
 __all__ = ["bench"]
 
+WIDE = 140
+"""Columns of a terminal that has room for every table."""
+
 bench = typer.Typer(
     name="bench", help="Measure: planners against each other and the paper.", no_args_is_help=True
 )
@@ -135,14 +138,19 @@ def _compute(specs: list[TableSpec], num_processes: int) -> list[Table]:
 @contextmanager
 def _progress(specs: list[TableSpec]) -> Iterator[Callable[[], None]]:
     """A bar on stderr, a step for each row, so that stdout stays the answer."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("Planning", total=sum(len(spec.rows) for spec in specs))
         yield lambda: progress.advance(bar)
 
 
 def _show(tables: list[Table]) -> None:
+    """Tables on a wide terminal; else Markdown, which no width cuts off."""
     console = Console(highlight=False, markup=False, emoji=False)
     for found in tables:
+        if not console.is_terminal or console.width < WIDE:
+            typer.echo(f"## {found.spec.name}\n\n{found.markdown()}\n")
+            continue
         shown = RichTable(title=found.spec.name, title_justify="left", box=box.SIMPLE_HEAD)
         for number, title in enumerate(found.titles):
             shown.add_column(title, justify="right" if number else "left", overflow="fold")

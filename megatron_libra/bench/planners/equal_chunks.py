@@ -23,11 +23,11 @@ __all__ = ["plan"]
 
 
 def plan(pool: BenchPool, *, chunks_per_worker: int) -> Outcome:
-    """Dispatch chunks of L / (CP * chunks_per_worker) tokens."""
+    """Dispatch chunks of L / (CP * chunks_per_worker) tokens, rounded up."""
     size = pool.num_workers
     layout = TokenLayout("contiguous", pool.seq_length, pool.context_parallel_size)
     samples = read_samples(pool.sequences, pool.seq_length)
-    chunks = cut_blocks(samples, layout, layout.piece_tokens // chunks_per_worker)
+    chunks = cut_blocks(samples, layout, -(-layout.piece_tokens // chunks_per_worker))
     owner = _dispatch(chunks, size, chunks_per_worker)
     loads = np.zeros(size, np.int64)
     np.add.at(loads, owner, chunks.pairs)
