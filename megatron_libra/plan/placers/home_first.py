@@ -14,15 +14,13 @@ with two blocks of 3: C = 21. Worker 0 sheds its last block (15) and worker 1 ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.plan.placers import paper
 from megatron_libra.plan.placers.level import level
 from megatron_libra.plan.placers.problem import PlacementProblem
-from megatron_libra.plan.tiles import causal_pairs
+from megatron_libra.plan.placers.shed import Shed, shed_tiles
 
 __all__ = ["place"]
 
@@ -36,8 +34,7 @@ def place(problem: PlacementProblem) -> Int64:
     np.add.at(load, worker, pairs)
     if not len(pairs) or load.max() <= problem.load_target:
         return worker
-    main = _main_fragments(problem)
-    shed = _shed(problem, main, load)
+    shed = shed_tiles(problem, load)
     np.subtract.at(load, worker[shed.tile], pairs[shed.tile])
     _pour(problem, shed, worker, load)
     level(problem, worker, load)
@@ -49,51 +46,7 @@ def place(problem: PlacementProblem) -> Int64:
     return other if other_load.max() < load.max() else worker
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shed:
-    """Tiles that leave their homes, by KV group and latest block first."""
-
-    tile: Int64
-    group_start: Int64
-    """(G + 1,) tiles of group g are group_start[g] : group_start[g + 1]."""
-
-
-def _main_fragments(problem: PlacementProblem) -> Int64:
-    """(N,) the fragment with the most pairs of each block; its sample names the KV group."""
-    blocks = problem.blocks
-    pairs = causal_pairs(blocks.fragment_start, blocks.fragment_stop)
-    block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
-    order = np.lexsort((pairs, block))
-    return order[blocks.first_fragment[1:] - 1]
-
-
-def _shed(problem: PlacementProblem, main: Int64, load: Int64) -> _Shed:
-    """What overloaded workers give away until they are at C, most pairs per byte first."""
-    blocks, head_split = problem.blocks, problem.heads.head_split
-    keys = np.add.reduceat(blocks.fragment_stop, blocks.first_fragment[:-1])
-    keys -= blocks.fragment_stop[main]  # the main sample's keys are shared by its other tiles
-    price = blocks.pairs / (problem.query_bytes + keys * problem.kv_token_bytes)
-    giver = np.flatnonzero(load[blocks.home] > problem.load_target)
-    giver = giver[np.lexsort((-price[giver], blocks.home[giver]))]
-    tile = (giver[:, None] * head_split + np.arange(head_split)).ravel()
-    home, pairs = problem.tile_home[tile], problem.tile_pairs[tile]
-    first = np.flatnonzero(np.diff(home, prepend=-1))
-    total = np.cumsum(pairs) - pairs
-    before = total - np.repeat(total[first], np.diff(first, append=len(home)))
-    return _by_group(problem, main, tile[before < load[home] - problem.load_target])
-
-
-def _by_group(problem: PlacementProblem, main: Int64, tile: Int64) -> _Shed:
-    heads, blocks = problem.heads, problem.blocks
-    block, shard = np.divmod(tile, heads.head_split)
-    kv_shard = shard * heads.kv_shards // heads.head_split
-    group = blocks.fragment_sample[main[block]] * heads.kv_shards + kv_shard
-    order = np.lexsort((tile, -blocks.fragment_stop[main[block]], group))
-    start = np.flatnonzero(np.diff(group[order], prepend=-1))
-    return _Shed(tile[order], np.append(start, len(tile)))
-
-
-def _pour(problem: PlacementProblem, shed: _Shed, worker: Int64, load: Int64) -> None:
+def _pour(problem: PlacementProblem, shed: Shed, worker: Int64, load: Int64) -> None:
     """Give every shed tile a worker with room below C; heaviest group first, then group order."""
     pairs = problem.tile_pairs[shed.tile]
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(pairs)])
