@@ -5,10 +5,11 @@ In: the packed sequences of one optimizer step. Out: their order.
 Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step`
 goes beyond the paper: without pipeline stages, pools of one worker group only meet at the gradient
 sync, so the sum over a group's pools is balanced first (Algorithm 1 with P * GA members), then its
-pools (Algorithm 1 with P members). Scope `pipeline` also goes beyond: microbatches that pass equal
-stages one behind the other take the sum of their times plus PP - 1 times the longest, in any order,
-so pools are balanced by Algorithm 1 first and then dealt to the worker groups so that their sums
-match. Example, work 9 5 4 2, P = 2: pool 0 gets 9 then 2, pool 1 gets 5 and 4.
+pools (Algorithm 1 with P members). Scope `pipeline` also goes beyond: with pipeline stages both the
+heaviest microbatch, which every stage has to wait for, and a group's sum count, so pools are
+balanced by Algorithm 1 first and then dealt to the worker groups so that their sums match; each
+group runs its heavy pools first, so that groups are in step. Example, work 9 5 4 2, P = 2: pool 0
+gets 9 then 2, pool 1 gets 5 and 4.
 """
 
 from __future__ import annotations
