@@ -43,6 +43,8 @@ class IterationReport:
     """Over the pools of the iteration, if they were filled in Megatron's sample order."""
     inter_pool_imbalance: float
     """Over the pools of the iteration, as they were filled."""
+    step_imbalance: float
+    """Over the worker groups: each one's pools, summed over its microbatches."""
     intra_pool_imbalance_before: float
     """Over the workers of a pool, if every tile stayed at home; mean over the pools."""
     intra_pool_imbalance: float
@@ -50,7 +52,12 @@ class IterationReport:
     exchanged_bytes: int
     """Bytes that left workers in one layer's forward, of one tensor-parallel rank."""
     straggler_pairs: int
-    """Pairs of one query head that are waited for: each microbatch's largest load, summed."""
+    """Pairs of one query head: each microbatch's largest load over all workers, summed. A job waits
+    for them whose replicas meet in every microbatch, as experts spread over replicas do."""
+    step_straggler_pairs: int
+    """Pairs of one query head: the sum of a pool's largest loads over a worker group's
+    microbatches, of the slowest group. A job waits for them whose replicas meet at the gradient
+    sync only."""
     mean_pairs: int
     """The same for the mean load: what a perfect balance would wait for."""
     plan_ms: float
@@ -71,11 +78,12 @@ class IterationReport:
         return (
             f" [libra] iteration {self.iteration:8d} |"
             f" inter-pool imbalance: {self.inter_pool_imbalance_before:.3f}"
-            f" -> {self.inter_pool_imbalance:.3f} |"
+            f" -> {self.inter_pool_imbalance:.3f} (of the step {self.step_imbalance:.3f}) |"
             f" intra-pool imbalance: {self.intra_pool_imbalance_before:.3f}"
             f" -> {self.intra_pool_imbalance:.3f} |"
             f" exchanged MB per layer: {self.exchanged_bytes / 1e6:.2f} |"
-            f" straggler pairs: {self.straggler_pairs:.4E} (mean {self.mean_pairs:.4E}) |"
+            f" straggler pairs: {self.straggler_pairs:.4E} (of the step"
+            f" {self.step_straggler_pairs:.4E}, mean {self.mean_pairs:.4E}) |"
             f" plan (ms): {self.plan_ms:.1f}, waited: {self.plan_wait_ms:.1f} |"
         )
 
@@ -112,14 +120,17 @@ def summarize(
     """One iteration from (pools, microbatches, 6) rows."""
     total = rows[..., TOTAL]
     mean_load = total / num_workers
+    of_groups = total.sum(axis=1)
     return IterationReport(
         iteration=iteration,
         inter_pool_imbalance_before=imbalance_before,
         inter_pool_imbalance=_excess(total.max(), total.mean()),
+        step_imbalance=_excess(of_groups.max(), of_groups.mean()),
         intra_pool_imbalance_before=_mean_excess(rows[..., LARGEST_AT_HOME], mean_load),
         intra_pool_imbalance=_mean_excess(rows[..., LARGEST], mean_load),
         exchanged_bytes=int(rows[..., BYTES].sum()),
         straggler_pairs=int(rows[..., LARGEST].max(axis=0).sum()),
+        step_straggler_pairs=int(rows[..., LARGEST].sum(axis=1).max()),
         mean_pairs=int(total.mean(axis=0).sum() / num_workers),
         plan_ms=float(rows[..., PLAN_MS].max()),
         plan_wait_ms=float(rows[..., WAIT_MS].max()),

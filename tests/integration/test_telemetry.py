@@ -57,10 +57,12 @@ def test_summary_by_hand() -> None:
     assert report.intra_pool_imbalance == pytest.approx((0 + 0.2 + 0.1 + 0) / 4)
     assert report.exchanged_bytes == 111
     assert report.straggler_pairs == 44 + 36
+    assert report.step_straggler_pairs == max(20 + 36, 44 + 10)
+    assert report.step_imbalance == 0
     assert report.mean_pairs == 50
     assert (report.plan_ms, report.plan_wait_ms) == (9, 2.5)
     assert report.line().startswith(
-        " [libra] iteration        7 | inter-pool imbalance: 0.250 -> 0.600"
+        " [libra] iteration        7 | inter-pool imbalance: 0.250 -> 0.600 (of the step 0.000)"
     )
     assert report.scalars()["straggler_pairs"] == 80 and "losses" not in report.scalars()
 
