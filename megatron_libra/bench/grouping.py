@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from megatron_libra.bench.table import Cell, Column, RowTask, TableSpec
 from megatron_libra.data.corpora import packed_corpus
+from megatron_libra.plan.swaps import swap
 from megatron_libra.plan.vrsp import exact_cardinality_lpt
 
 __all__ = [
@@ -204,31 +205,6 @@ def zigzag_with_swap(work: list[int], num_pools: int) -> Groups:
 def lpt_with_swap(work: list[int], num_pools: int) -> Groups:
     """Algorithm 1, then swaps; beyond the paper."""
     return swap(work, exact_cardinality_lpt(work, num_pools))
-
-
-def swap(work: list[int], pools: Groups) -> Groups:
-    """Swap a sequence of the heaviest pool with one of the lightest, the pair that brings the two
-    closest together, until none lowers the heavier of the two.
-    """
-    pools = [list(pool) for pool in pools]
-    load = [sum(work[i] for i in pool) for pool in pools]
-    while True:
-        heavy = max(range(len(pools)), key=lambda k: (load[k], -k))
-        light = min(range(len(pools)), key=lambda k: (load[k], k))
-        gap = load[heavy] - load[light]
-        trades = [
-            (abs(gap - 2 * (work[ours] - work[theirs])), ours, theirs)
-            for ours in pools[heavy]
-            for theirs in pools[light]
-            if 0 < work[ours] - work[theirs] < gap
-        ]
-        if not trades:
-            return pools
-        _, ours, theirs = min(trades)
-        pools[heavy][pools[heavy].index(ours)] = theirs
-        pools[light][pools[light].index(theirs)] = ours
-        load[heavy] -= work[ours] - work[theirs]
-        load[light] += work[ours] - work[theirs]
 
 
 def mean_imbalance(

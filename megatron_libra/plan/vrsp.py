@@ -4,12 +4,12 @@ In: the packed sequences of one optimizer step. Out: their order.
 
 Scope `microbatch` is Algorithm 1: every pool of P sequences gets about the same work. Scope `step`
 goes beyond the paper: without pipeline stages, pools of one worker group only meet at the gradient
-sync, so the sum over a group's pools is balanced first (Algorithm 1 with P * GA members), then its
-pools (Algorithm 1 with P members). Scope `pipeline` also goes beyond: with pipeline stages both the
-heaviest microbatch, which every stage has to wait for, and a group's sum count, so pools are
-balanced by Algorithm 1 first and then dealt to the worker groups so that their sums match; each
-group runs its heavy pools first, so that groups are in step. Example, work 9 5 4 2, P = 2: pool 0
-gets 9 then 2, pool 1 gets 5 and 4.
+sync, so the sum over a group's pools is balanced first (Algorithm 1 with P * GA members, then
+swaps), then its pools (Algorithm 1 with P members). Scope `pipeline` also goes beyond: with
+pipeline stages both the heaviest microbatch, which every stage has to wait for, and a group's sum
+count, so pools are balanced by Algorithm 1 first and then dealt to the worker groups so that their
+sums match; each group runs its heavy pools first, so that groups are in step. Example, work 9 5 4
+2, P = 2: pool 0 gets 9 then 2, pool 1 gets 5 and 4.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from megatron_libra.plan.sequences import check_lengths
+from megatron_libra.plan.swaps import swap
 
 __all__ = ["WindowOrder", "attention_work", "exact_cardinality_lpt", "order_window"]
 
@@ -132,11 +133,18 @@ def _by_microbatch(work: list[int], num_groups: int, num_steps: int) -> list[lis
 
 def _by_step(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
     pools: list[list[int]] = [[] for _ in range(num_groups * num_steps)]
-    for group, members in enumerate(exact_cardinality_lpt(work, num_groups)):
+    for group, members in enumerate(swap(work, exact_cardinality_lpt(work, num_groups))):
         members.sort()
         for step, pool in enumerate(exact_cardinality_lpt([work[i] for i in members], num_steps)):
             pools[step * num_groups + group] = [members[i] for i in pool]
-    return pools
+    other = _by_microbatch(work, num_groups, num_steps)
+    return min((pools, other), key=lambda each: _heaviest_group(work, each, num_groups))
+
+
+def _heaviest_group(work: list[int], pools: list[list[int]], num_groups: int) -> int:
+    """The largest sum over a step of a worker group, whose pools are pools[group::num_groups]."""
+    load = [sum(work[i] for i in pool) for pool in pools]
+    return max(sum(load[group::num_groups]) for group in range(num_groups))
 
 
 def _by_pipeline(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:

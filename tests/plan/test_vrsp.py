@@ -119,3 +119,18 @@ def test_work_is_the_sum_of_squares_and_exact():
 def test_bad_windows_get_one_line(count, fields, line):
     with pytest.raises(ValueError, match=line):
         order_window([[4]] * count, **fields)
+
+
+@settings(max_examples=60, deadline=None)
+@given(windows(), st.data())
+def test_step_scope_is_never_less_balanced_than_algorithm_1(sizes, data):
+    pool_size, groups, steps = sizes
+    dp = pool_size * groups
+    window = data.draw(
+        st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=dp * steps, max_size=dp * steps)
+    )
+    ours, paper = (
+        order_window(window, pool_size=pool_size, data_parallel_size=dp, scope=scope)
+        for scope in ("step", "microbatch")
+    )
+    assert ours.step_imbalance <= paper.step_imbalance + 1e-12

@@ -1,16 +1,13 @@
 """Choose the tiles that overloaded workers give away. In: problem, home loads. Out: Shed.
 
-A worker above C gives away what brings most pairs per byte until it is at C. Its blocks of one
-sample form a part. What a part costs depends on where its keys are:
+A worker above C gives away what brings most pairs per byte, its price, until it is at C: the late
+blocks of its longest samples, of all heads, which have most pairs per query. But a worker that
+keeps the early part of a run of neighbouring blocks for all heads still fetches the keys before it
+for all heads. So blocks of a run whose prices are within CLOSE of each other form a tier, which is
+given head by head: what stays of it is a few whole heads, and the keys of these alone are fetched.
 
-    late first     the part's keys are mostly here: give its latest blocks, all heads. They have
-                   the most pairs per query, and the keys cost this worker nothing.
-    head by head   its keys are mostly fetched from others: give whole kv heads of the part. Every
-                   head that is gone need not be fetched; giving late blocks would still leave the
-                   keys before the part to be fetched for all heads.
-
-Example: a sample of 8 blocks on four workers, zigzag; the home of blocks 0 and 7 gives block 7
-late first (block 0 has no keys elsewhere), the home of 3 and 4 gives both head by head.
+Example: a sample of 8 blocks on four workers, zigzag. The home of blocks 0 and 7 gives the first
+heads of block 7 (all heads, before it would touch block 0), the home of 3 and 4 those of block 4.
 """
 
 from __future__ import annotations
@@ -27,6 +24,10 @@ __all__ = ["Shed", "shed_tiles"]
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+CLOSE = 1.7
+"""Ratio of prices below which blocks of a run are one tier; 1.3 to 2.5 differ by 2 % of bytes."""
+NUM_TIERS = 128
+"""CLOSE ** NUM_TIERS is beyond any ratio of pairs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,58 +62,32 @@ def _main_fragments(problem: PlacementProblem) -> Int64:
 
 def _in_order(problem: PlacementProblem, main: Int64, block: Int64) -> Int64:
     """Tiles of the blocks by home, in the order in which they would be given away."""
-    heads, blocks = problem.heads, problem.blocks
+    head_split = problem.heads.head_split
+    price, run, tier = (column[block] for column in _prices(problem, main))
+    row = np.repeat(np.arange(len(block)), head_split)
+    shard = np.tile(np.arange(head_split), len(block))
+    home = problem.blocks.home[block]
+    order = np.lexsort((-price[row], shard, run[row], -tier[row], home[row]))
+    return (block[row] * head_split + shard)[order]
+
+
+def _prices(problem: PlacementProblem, main: Int64) -> tuple[Float64, Int64, Float64]:
+    """(N,) columns: pairs per byte of a block; its run, neighbours of one sample at one home; its
+    tier, the run's highest price divided by CLOSE until it is below CLOSE times the block's.
+    """
+    blocks = problem.blocks
     keys = np.add.reduceat(blocks.fragment_stop, blocks.first_fragment[:-1])
     keys -= blocks.fragment_stop[main]  # the main sample's keys are shared by its other tiles
-    tile_bytes = (problem.query_bytes + keys * problem.kv_token_bytes)[block]
-    pairs = blocks.pairs[block]
-    _, first, part = np.unique(
-        blocks.home[block] * problem.num_samples + blocks.fragment_sample[main[block]],
-        return_index=True,
-        return_inverse=True,
-    )
-    by_head = _gives_heads(problem, main, block, first, part)[part]
-    part_price = np.bincount(part, pairs) / np.bincount(part, tile_bytes)
-    price = np.where(by_head, part_price[part], pairs / tile_bytes)
-
-    shard = np.tile(np.arange(heads.head_split), len(block))
-    kv_shard = shard * heads.kv_shards // heads.head_split
-    row = np.repeat(np.arange(len(block)), heads.head_split)
-    late, by_head = -block[row], by_head[row]
-    order = np.lexsort(
-        (
-            shard,
-            np.where(by_head, late, shard),
-            np.where(by_head, kv_shard, late),
-            part[row],
-            -price[row],
-            blocks.home[block][row],
-        )
-    )
-    return (block[row] * heads.head_split + shard)[order]
-
-
-def _gives_heads(
-    problem: PlacementProblem, main: Int64, block: Int64, first: Int64, part: Int64
-) -> NDArray[np.bool_]:
-    """(parts,) whether giving half of a part head by head saves more keys than it costs queries.
-
-    Args:
-        first, part: a part's first block (row of `block`), and every block's part.
-    """
-    heads, blocks = problem.heads, problem.blocks
-    fragment = main[block[first]]
-    start = blocks.fragment_start[fragment].astype(np.float64)
-    stop = np.zeros(len(first))
-    np.maximum.at(stop, part, blocks.fragment_stop[main[block]])
-    fetched = problem.remote_keys[fragment, blocks.home[block[first]]]
-    saved_bytes = 0.5 * fetched * problem.kv_token_bytes * heads.kv_shards
-    # queries [half, stop) have half of the pairs of queries [start, stop)
-    half = np.sqrt((start**2 + stop**2) / 2)
-    late_share = (stop - half) / (stop - start)
-    query_bytes = np.bincount(part, problem.query_bytes[block]) * heads.head_split
-    wins: NDArray[np.bool_] = saved_bytes > (0.5 - late_share) * query_bytes
-    return wins
+    price = blocks.pairs / (problem.query_bytes + keys * problem.kv_token_bytes)
+    sample = blocks.fragment_sample[main]
+    starts = np.ones(blocks.num_blocks, np.bool_)
+    starts[1:] = (np.diff(blocks.home) != 0) | (np.diff(sample) != 0)
+    run = np.cumsum(starts) - 1
+    highest = np.maximum.reduceat(price, np.flatnonzero(starts))[run]
+    # products and quotients alone round the same on every host, logarithms do not
+    steps = np.cumprod(np.full(NUM_TIERS, CLOSE)) / CLOSE
+    tier = highest / steps[np.searchsorted(steps, highest / price, side="right") - 1]
+    return price, run, tier
 
 
 def _by_group(problem: PlacementProblem, main: Int64, tile: Int64) -> Shed:
