@@ -24,12 +24,13 @@ def test_the_order_of_a_small_window(libra, write, window):
 def test_scope_step_balances_the_groups(libra, write, window):
     window["scope"] = "step"
     answer = libra("order", write(window), "--json").answer
-    # Groups of four: 81 36 16 4 and 64 49 34 2; then each in two pools.
-    assert answer["step_imbalance"] == pytest.approx(149 / 143 - 1)
-    assert [set(pool) for pool in answer["pools"]] == [{0, 3}, {2, 1}, {7, 5}, {6, 4}]
+    assert sorted(answer["order"]) == list(range(8))
+    assert answer["scope"] == "step"
+    # Never behind Algorithm 1, whose groups do 148 and 138.
+    assert answer["step_imbalance"] <= 148 / 143 - 1 + 1e-12
 
 
-@pytest.mark.parametrize(("stages", "scope"), [(1, "step"), (2, "microbatch")])
+@pytest.mark.parametrize(("stages", "scope"), [(1, "step"), (2, "pipeline")])
 def test_scope_auto_follows_the_pipeline(libra, write, window, stages, scope):
     window |= {"scope": "auto", "pipeline_parallel_size": stages}
     assert libra("order", write(window), "--json").answer["scope"] == scope
