@@ -73,7 +73,7 @@ def test_scope_auto_passes_the_pipeline_size_on() -> None:
         for pipeline in (1, 2)
     }
     rows = list(table)
-    for pipeline, scope in ((1, "step"), (2, "microbatch")):
+    for pipeline, scope in ((1, "step"), (2, "pipeline")):
         expected = order_window(rows, pool_size=2, data_parallel_size=4, scope=scope)
         assert orders[pipeline] == expected.order
 
