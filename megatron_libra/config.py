@@ -5,10 +5,15 @@ In: plain values. Out: two frozen dataclasses, checked once, here. Everything in
 
 from __future__ import annotations
 
+import math
+import operator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["AttentionShape", "LibraConfig"]
+__all__ = ["MAX_INTEGER", "AttentionShape", "LibraConfig", "positive_integer"]
+
+MAX_INTEGER = 2**31 - 1
+"""Sizes and positions travel as int32."""
 
 Layout = Literal["zigzag", "contiguous"]
 KVFetch = Literal["prefix", "group"]
@@ -18,14 +23,42 @@ BackwardKV = Literal["save", "refetch"]
 
 def divisors(number: int) -> list[int]:
     """All divisors of a positive integer, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def positive_integer(name: str, value: object) -> int:
+    """The value as an int: the integers of NumPy are welcome, booleans and floats are not.
+
+    Raises:
+        ValueError: it is no integer from 1 to MAX_INTEGER; the message has its name.
+    """
+    number = 0 if isinstance(value, bool) or not hasattr(value, "__index__") else _index(value)
+    if not 1 <= number <= MAX_INTEGER:
+        raise ValueError(
+            f"{name} ({value!r}) must be an integer of at least 1 and at most {MAX_INTEGER}; "
+            f"try {name}=1."
+        )
+    return number
+
+
+def _index(value: SupportsIndex) -> int:
+    """operator.index, but 0 where an array or a boolean of NumPy has no index."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return 0
 
 
 def _require_positive(owner: object, *names: str) -> None:
     for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} ({value!r}) must be an integer of at least 1; try {name}=1.")
+        object.__setattr__(owner, name, positive_integer(name, getattr(owner, name)))
+
+
+def _number(name: str, value: object, example: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} ({value!r}) must be a number; try {example}.")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +120,12 @@ class LibraConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "pool_size", "block_size", "head_split", "chunks", "plan_ahead")
+        for name, example in (("load_slack", 0.03), ("plan_timeout_s", 300)):
+            object.__setattr__(self, name, _number(name, getattr(self, name), example))
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(
+                f"deterministic ({self.deterministic!r}) must be True or False; try True."
+            )
         if not 0 <= self.load_slack < 1:
             raise ValueError(f"load_slack ({self.load_slack!r}) must be in [0, 1); try 0.03.")
         if not self.plan_timeout_s > 0:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["MAX_INTEGER", "JsonObject", "read_json", "short"]
+from megatron_libra.config import MAX_INTEGER
+
+__all__ = ["JsonObject", "read_json", "short"]
 
 MAX_FILE_BYTES = 256 * 2**20
-MAX_INTEGER = 2**31 - 1
-"""Row numbers and token counts are int32 on the device."""
 
 
 def short(value: object, limit: int = 60) -> str:

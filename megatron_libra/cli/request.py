@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron_libra.cli.json_reader import MAX_INTEGER, JsonObject, read_json
-from megatron_libra.config import CHOICES, AttentionShape, LibraConfig
+from megatron_libra.cli.json_reader import JsonObject, read_json
+from megatron_libra.config import CHOICES, MAX_INTEGER, AttentionShape, LibraConfig
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["PoolRequest", "WindowRequest", "faults_of", "read_pool", "read_window"]

@@ -11,20 +11,20 @@ from __future__ import annotations
 import hashlib
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.config import AttentionShape, LibraConfig, positive_integer
 from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, traffic_rows
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout, round_up
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
 from megatron_libra.plan.rounds import EntryTable, order_rows
-from megatron_libra.plan.sequences import check_lengths, read_samples
+from megatron_libra.plan.sequences import check_lengths, read_rows, read_samples
 from megatron_libra.plan.tiles import BlockTable, cut_blocks
 from megatron_libra.plan.worker_plan import WorkerPlan, WorkerRoute, cut_rounds
 
@@ -213,7 +213,7 @@ class PoolPlan:
 
 
 def plan_pool(
-    sequences: Sequence[Sequence[int]],
+    sequences: Iterable[Iterable[int]],
     *,
     context_parallel_size: int,
     shape: AttentionShape,
@@ -232,6 +232,8 @@ def plan_pool(
     Raises:
         ValueError: a length, L, P, H or M breaks a rule; the message names it.
     """
+    sequences = read_rows(sequences)
+    context_parallel_size = positive_integer("context_parallel_size", context_parallel_size)
     if len(sequences) != config.pool_size:
         raise ValueError(
             f"sequences has {len(sequences)} entries; pool_size ({config.pool_size}) is the number "
@@ -293,7 +295,8 @@ def _layout(
             config.layout, 2 * context_parallel_size, context_parallel_size
         ).num_pieces
         seq_length = round_up(max(longest, 1), pieces)
-    return TokenLayout(config.layout, seq_length, context_parallel_size)
+    length = positive_integer("seq_length", seq_length)
+    return TokenLayout(config.layout, length, context_parallel_size)
 
 
 def _imbalance(loads: Int64) -> float:

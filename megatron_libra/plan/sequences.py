@@ -7,17 +7,17 @@ A zero length is a sample without tokens (a repeated entry of cu_seqlens); it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SamplePool", "check_lengths", "read_samples"]
+from megatron_libra.config import MAX_INTEGER
+
+__all__ = ["SamplePool", "check_lengths", "read_rows", "read_samples"]
 
 Int64 = NDArray[np.int64]
-MAX_TOKENS = 2**31
-"""Positions travel as int32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,27 +41,53 @@ class SamplePool:
         return len(self.lengths)
 
 
+def read_rows(sequences: Iterable[Iterable[int]]) -> list[Sequence[int]]:
+    """The sequences as lists that can be read twice: arrays and generators are welcome too.
+
+    Raises:
+        ValueError: something else stands where a list should; the lengths are not checked.
+    """
+    if not isinstance(sequences, Iterable):
+        raise ValueError(
+            f"sequences ({sequences!r}) must be a list of lists of sample lengths; "
+            "write for example [[1200, 3000], [4200]]."
+        )
+    return [_read_row(row, slot) for slot, row in enumerate(sequences)]
+
+
+def _read_row(row: Iterable[int], slot: int) -> Sequence[int]:
+    if isinstance(row, list | tuple):
+        return row
+    if not isinstance(row, Iterable):
+        raise ValueError(
+            f"sequences[{slot}] ({row!r}) must be a list of sample lengths; "
+            "write for example [1200, 3000]."
+        )
+    return list(row)
+
+
 def check_lengths(lengths: Sequence[int], slot: int) -> Int64:
     """The lengths as int64; ValueError names the first that is not an integer of at least 0."""
+    for kind in set(map(type, lengths)):  # not NumPy's dtype: it makes one of True and 20
+        if issubclass(kind, bool) or not issubclass(kind, int | np.integer):
+            bad = next(length for length in lengths if type(length) is kind)
+            raise ValueError(
+                f"sequences[{slot}] holds {bad!r}; sample lengths must be integers; "
+                "write for example [1200, 3000]."
+            )
     array = np.asarray(lengths)
     if array.size == 0:
         return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        bad = next((x for x in lengths if isinstance(x, bool) or not isinstance(x, int)), lengths)
-        raise ValueError(
-            f"sequences[{slot}] holds {bad!r}; sample lengths must be integers; "
-            "write for example [1200, 3000]."
-        )
     if array.min() < 0:
         at = int(array.argmin())
         raise ValueError(
             f"sequences[{slot}][{at}] ({array[at]}) is negative; "
             "sample lengths must be 0 or more tokens; remove the sample or give its true length."
         )
-    if array.max() >= MAX_TOKENS:
+    if array.max() > MAX_INTEGER:
         raise ValueError(
-            f"sequences[{slot}] holds {array.max()}; a sample has fewer than {MAX_TOKENS} tokens; "
-            "cut it into shorter samples."
+            f"sequences[{slot}] holds {max(lengths)}; a sample has fewer than {MAX_INTEGER + 1} "
+            "tokens; cut it into shorter samples."
         )
     return array.astype(np.int64)
 

@@ -15,14 +15,15 @@ sums match; each group runs its heavy pools first, so that groups are in step. E
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 import numpy as np
 
-from megatron_libra.plan.sequences import check_lengths
+from megatron_libra.config import divisors, positive_integer
+from megatron_libra.plan.sequences import check_lengths, read_rows
 from megatron_libra.plan.swaps import swap
 
 __all__ = ["WindowOrder", "attention_work", "exact_cardinality_lpt", "order_window"]
@@ -71,7 +72,7 @@ def exact_cardinality_lpt(work: Sequence[int], num_bins: int) -> list[list[int]]
 
 
 def order_window(
-    sequences: Sequence[Sequence[int]],
+    sequences: Iterable[Iterable[int]],
     *,
     pool_size: int,
     data_parallel_size: int,
@@ -94,6 +95,10 @@ def order_window(
     Raises:
         ValueError: P does not divide DP, DP does not divide GBS, an unknown scope or a bad length.
     """
+    sequences = read_rows(sequences)
+    pool_size = positive_integer("pool_size", pool_size)
+    data_parallel_size = positive_integer("data_parallel_size", data_parallel_size)
+    pipeline_parallel_size = positive_integer("pipeline_parallel_size", pipeline_parallel_size)
     _check(len(sequences), pool_size, data_parallel_size, scope)
     work = _window_work(sequences)
     num_groups = data_parallel_size // pool_size
@@ -162,13 +167,10 @@ PLACEMENTS = {"microbatch": _by_microbatch, "step": _by_step, "pipeline": _by_pi
 
 
 def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: str) -> None:
-    if pool_size < 1 or data_parallel_size < 1 or data_parallel_size % pool_size:
-        divisors = [
-            d for d in range(1, max(data_parallel_size, 0) + 1) if data_parallel_size % d == 0
-        ]
+    if data_parallel_size % pool_size:
         raise ValueError(
             f"pool_size ({pool_size}) must divide data_parallel_size ({data_parallel_size}); "
-            f"try one of {divisors or [1]}."
+            f"try one of {divisors(data_parallel_size)}."
         )
     if num_sequences == 0 or num_sequences % data_parallel_size:
         raise ValueError(
@@ -176,7 +178,7 @@ def _check(num_sequences: int, pool_size: int, data_parallel_size: int, scope: s
             f"data_parallel_size ({data_parallel_size}); try "
             f"{max(1, round(num_sequences / data_parallel_size)) * data_parallel_size}."
         )
-    if scope != "auto" and scope not in PLACEMENTS:
+    if scope not in ("auto", *PLACEMENTS):
         raise ValueError(f"scope ({scope!r}) must be one of auto, {', '.join(PLACEMENTS)}.")
 
 
