@@ -56,7 +56,7 @@ def read_json(path: Path) -> LengthRows:
     """A list, or an object with the list as `sequences`, the form that `libra plan` takes."""
     try:
         values = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"not JSON ({error}); write [1200, 3000] or [[1200, 3000], [4200]]."
         ) from None
@@ -88,7 +88,7 @@ def read_npy(path: Path) -> LengthRows:
     """A one-dimensional array of integers."""
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # NumPy raises a dozen kinds on damaged files
         raise ValueError(
             f"not a .npy file of numbers ({error}); write it with numpy.save."
         ) from None
@@ -104,12 +104,12 @@ def read_idx(path: Path) -> LengthRows:
         _, version, _, num_sequences, _ = IDX_HEADER.unpack(header)
         if version != 1:
             raise ValueError(f"version ({version}) of the index must be 1; preprocess it again.")
-        lengths = np.fromfile(stream, "<i4", num_sequences)
-    if lengths.size != num_sequences:
-        raise ValueError(
-            f"{lengths.size} of {num_sequences} lengths; the file is cut short; copy it again."
-        )
-    return LengthRows.from_flat(lengths)
+        held = (path.stat().st_size - IDX_HEADER.size) // 4
+        if held < num_sequences:  # before NumPy takes memory for all of them
+            raise ValueError(
+                f"{held} of {num_sequences} lengths; the file is cut short; copy it again."
+            )
+        return LengthRows.from_flat(np.fromfile(stream, "<i4", num_sequences))
 
 
 def read_jsonl(path: Path) -> LengthRows:

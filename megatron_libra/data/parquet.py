@@ -34,7 +34,7 @@ def read_parquet(path: Path, column: str | None = None) -> LengthRows:
     try:
         name = _column_of_lengths(parquet.read_schema(path), column)
         chunks = parquet.read_table(path, columns=[name]).column(name).chunks
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"not a Parquet file ({reason}); write it again.") from None
     return LengthRows.concatenate([_rows_of(chunk, name) for chunk in chunks])
@@ -46,9 +46,13 @@ def _column_of_lengths(schema: Any, column: str | None) -> str:
         return str(column)
     if column is None and len(usable) == 1:
         return str(usable[0])
+    if not usable:
+        raise ValueError(
+            "has no column of integers or of lists of integers; write the lengths into one."
+        )
     raise ValueError(
         f"column ({column!r}) must name one of the columns of integers or lists of integers: "
-        f"{', '.join(usable) or 'there is none'}."
+        f"{', '.join(usable)}."
     )
 
 

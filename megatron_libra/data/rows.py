@@ -7,7 +7,6 @@ arrays, never ten million lists.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -122,7 +121,13 @@ class LengthRows:
                 f"{path} holds {sorted(arrays)}; it must hold lengths and offsets; write it with "
                 "LengthRows.save."
             )
-        return cls(as_lengths(arrays["lengths"], f"{path}: lengths"), arrays["offsets"])
+        lengths, offsets = arrays["lengths"], arrays["offsets"]
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+            raise ValueError(
+                f"{path}: offsets ({offsets.dtype}, {offsets.ndim} dimensions) must be a flat list "
+                "of integers; write it again with LengthRows.save."
+            )
+        return cls(as_lengths(lengths, f"{path}: lengths"), offsets.astype(np.int64))
 
     def save(self, path: Path, **extra: str) -> None:
         """Write a .npz with lengths (int32), offsets and `extra`; complete or not at all."""
@@ -172,15 +177,17 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive.items())
-    except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds on damaged files
         raise ValueError(
             f"{path} is not a .npz file of arrays ({error}); write it again."
         ) from None
 
 
 def require_file(path: Path) -> Path:
-    """The path; ValueError unless it is a file."""
+    """The path; ValueError unless it is a file that may be read."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"{path} {what}; give the path of a file.")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{path} may not be read by this user; check its permissions.")
     return path

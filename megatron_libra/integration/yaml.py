@@ -35,7 +35,7 @@ def load(path: str | Path) -> dict[str, Any]:
         raise RunError(
             f"--config {path}: {error.strerror}; give the path of a run file."
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise RunError(
             f"--config {path}: not YAML ({reason}); see configs/ for examples."

@@ -130,7 +130,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table.select(["name", "packs"]), path)
     assert list(read_lengths(path)) == [(1, 2), (), (3,)], "the only column of lengths"
     parquet.write_table(table.select(["name"]), path)
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="has no column of integers"):
         read_lengths(path)
 
 
@@ -158,6 +158,78 @@ def test_parquet_without_pyarrow_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"needs pyarrow.*pip install 'megatron-libra\[parquet\]'"):
         read_lengths(path)
+
+
+def npy_of_shape(count: int) -> bytes:
+    """The head of a .npy that promises so many numbers."""
+    head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.ljust(117) + b"\n"
+
+
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("deep.json", b"[" * 100_000, "not JSON"),
+        ("promises.npy", npy_of_shape(2**43), "not a .npy file of numbers"),
+        ("broken.npy", npy_of_shape(3).replace(b"'<i8'", b"'<i8 "), "not a .npy file of numbers"),
+        ("promises.idx", HEADER.pack(MAGIC, 1, 4, 2**40, 1), "0 of 1099511627776 lengths"),
+        ("overflow.idx", HEADER.pack(MAGIC, 1, 4, 2**64 - 1, 1), "lengths; the file is cut short"),
+    ],
+)
+def test_files_that_promise_too_much(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}: .*{message}") as error:
+        read_lengths(path)
+    assert "\n" not in str(error.value)
+
+
+def test_offsets_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, lengths=np.array([3, 4]), offsets=np.array([0.0, 2.0]))
+    with pytest.raises(ValueError, match=r"offsets \(float64, 1 dimensions\) must be"):
+        read_lengths(path)
+
+
+def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+    """A few bytes changed, or the end missing."""
+    if rng.random() < 0.3:
+        return content[: rng.integers(len(content))]
+    changed = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        changed[rng.integers(min(len(changed), 1 << rng.integers(5, 12)))] = rng.integers(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy", ".npz", ".idx", ".parquet"])
+def test_damaged_files_are_read_or_refused_in_one_line(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    rows = LengthRows.from_rows([[12, 3], [], [5, 1, 2]])
+    if suffix == ".json":
+        path.write_text(json.dumps(list(rows)))
+    elif suffix == ".npy":
+        np.save(path, rows.flat)
+    elif suffix == ".npz":
+        rows.save(path)
+    elif suffix == ".idx":
+        path.write_bytes(HEADER.pack(MAGIC, 1, 4, 5, 5) + rows.flat.astype("<i4").tobytes())
+    else:
+        pa = pytest.importorskip("pyarrow")
+        pa.parquet = pytest.importorskip("pyarrow.parquet")
+        pa.parquet.write_table(pa.table({"tokens": list(map(list, rows))}), path)
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(200):
+        path.write_bytes(damaged(content, rng))
+        try:
+            read_lengths(path)
+        except ValueError as error:
+            assert "\n" not in str(error)
 
 
 def test_other_files(tmp_path: Path) -> None:

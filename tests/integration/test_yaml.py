@@ -70,12 +70,24 @@ def test_faults_are_one_line(settings: dict[str, Any], line: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("- a\n- b\n", "must be a mapping"), ("a: [1\n", "not YAML"), ("", "must be a mapping")],
+    [
+        ("- a\n- b\n", "must be a mapping"),
+        ("a: [1\n", "not YAML"),
+        ("", "must be a mapping"),
+        ("[" * 9999, "not YAML"),
+    ],
 )
 def test_unreadable_files_are_one_line(tmp_path: Path, text: str, part: str) -> None:
     with pytest.raises(RunError, match=part) as fault:
         load(write(tmp_path, text))
     assert "\n" not in str(fault.value)
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"seq-length: \xff\xfe")
+    with pytest.raises(RunError, match="not YAML"):
+        load(path)
 
 
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
