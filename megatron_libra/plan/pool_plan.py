@@ -25,44 +25,13 @@ from megatron_libra.plan.layout import TokenLayout, round_up
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
 from megatron_libra.plan.rounds import EntryTable, order_rows
 from megatron_libra.plan.sequences import check_lengths, read_rows, read_samples
-from megatron_libra.plan.tiles import BlockTable, cut_blocks
+from megatron_libra.plan.tiles import TileTable, cut_blocks
 from megatron_libra.plan.worker_plan import WorkerPlan, WorkerRoute, cut_rounds
 
-__all__ = ["PoolPlan", "TileTable", "plan_pool"]
+__all__ = ["PoolPlan", "plan_pool"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TileTable:
-    """SH-Tiles by id: sequence-major, then block in token order, then head shard."""
-
-    slot: Int32
-    head_shard: Int32
-    start: Int32
-    stop: Int32
-    pairs: Int64
-    """Causal query-key pairs of one query head (Eq. 6)."""
-    home: Int32
-    worker: Int32
-
-    @classmethod
-    def of(cls, blocks: BlockTable, head_split: int, worker: Int64) -> TileTable:
-        """Tiles of blocks x head shards with their workers."""
-
-        def narrow(column: Int64) -> Int32:
-            return np.repeat(column, head_split).astype(np.int32)
-
-        return cls(
-            slot=narrow(blocks.slot),
-            head_shard=np.tile(np.arange(head_split, dtype=np.int32), blocks.num_blocks),
-            start=narrow(blocks.start),
-            stop=narrow(blocks.stop),
-            pairs=np.repeat(blocks.pairs, head_split),
-            home=narrow(blocks.home),
-            worker=worker.astype(np.int32),
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Cut packed sequences into SH-Tiles (section 4.3.1, Eq. 5 and 6).
 
-In: samples, layout, B, H. Out: blocks.
+In: samples, layout, B, H. Out: blocks and, once they are placed, tiles.
 
 Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding
 tail is in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import SamplePool
 
-__all__ = ["BlockTable", "causal_pairs", "cut_blocks"]
+__all__ = ["BlockTable", "TileTable", "causal_pairs", "cut_blocks"]
 
 Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +58,37 @@ class BlockTable:
     def num_tokens(self) -> Int64:
         """(N,) query tokens of each block."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileTable:
+    """SH-Tiles by id: sequence-major, then block in token order, then head shard."""
+
+    slot: Int32
+    head_shard: Int32
+    start: Int32
+    stop: Int32
+    pairs: Int64
+    """Causal query-key pairs of one query head (Eq. 6)."""
+    home: Int32
+    worker: Int32
+
+    @classmethod
+    def of(cls, blocks: BlockTable, head_split: int, worker: Int64) -> TileTable:
+        """Tiles of blocks x head shards with their workers."""
+
+        def narrow(column: Int64) -> Int32:
+            return np.repeat(column, head_split).astype(np.int32)
+
+        return cls(
+            slot=narrow(blocks.slot),
+            head_shard=np.tile(np.arange(head_split, dtype=np.int32), blocks.num_blocks),
+            start=narrow(blocks.start),
+            stop=narrow(blocks.stop),
+            pairs=np.repeat(blocks.pairs, head_split),
+            home=narrow(blocks.home),
+            worker=worker.astype(np.int32),
+        )
 
 
 def causal_pairs(start: Int64, stop: Int64) -> Int64:
