@@ -19,11 +19,12 @@ PACKAGE = ROOT / "megatron_libra"
 
 INNER = {
     "config": set(),
+    "orphans": set(),
     "plan": {"config"},
-    "data": {"config", "plan"},
-    "simulator": {"config", "plan", "data"},
+    "data": {"config", "plan", "orphans"},
+    "simulator": {"config", "plan", "data", "orphans"},
     "bench": {"config", "plan", "data", "simulator"},
-    "executor": {"config", "plan"},
+    "executor": {"config", "plan", "orphans"},
     "integration": {"config", "plan", "data", "executor", ""},
     "cli": {"config", "plan", "data", "simulator", "bench", "executor", ""},
     # The package itself and `python -m megatron_libra.run`.
@@ -33,6 +34,7 @@ INNER = {
 """Layer -> layers of this package that it may import, besides itself; "" is the package itself."""
 OUTER = {
     "config": set(),
+    "orphans": set(),
     "plan": {"numpy"},
     "data": {"numpy", "pyarrow"},
     "simulator": {"numpy", "matplotlib"},

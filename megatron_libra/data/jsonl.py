@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megatron_libra.data.counters import LineCounter, load_counter
 from megatron_libra.data.rows import LengthRows, as_lengths
+from megatron_libra.orphans import end_with_parent
 
 __all__ = ["count_jsonl"]
 
@@ -76,7 +77,7 @@ def count_range(path: Path, counter: LineCounter, start: int, stop: int) -> Leng
             rows.append(_count(counter, line))
         except Exception as error:  # a user's counter may raise anything
             number = 1 + _newlines_before(path, first_byte)
-            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            reason = str(error) if isinstance(error, ValueError) else _raised(error)
             raise ValueError(f"{path}, line {number}: {reason}") from error
     return LengthRows.from_rows(rows)
 
@@ -89,6 +90,10 @@ def lines_of_range(path: Path, start: int, stop: int) -> Iterator[tuple[int, byt
             stream.readline()
         while (first_byte := stream.tell()) < stop:
             yield first_byte, stream.readline()
+
+
+def _raised(error: Exception) -> str:
+    return f"the counter raised {error!r}; it takes a parsed line and returns its tokens."
 
 
 def _count(counter: LineCounter, line: bytes) -> list[int]:
@@ -119,6 +124,7 @@ def _in_processes(
 
 def _load(load: Callable[[], LineCounter]) -> None:
     global _counter
+    end_with_parent()
     _counter = load()
 
 

@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from megatron_libra.orphans import end_with_parent
+
 __all__ = ["WorkerFailed", "run_workers"]
 
 PRELOAD = [
@@ -138,6 +140,7 @@ def _work(
     writer: Connection, settings: _Settings, fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     """Body of a worker process."""
+    end_with_parent()
     try:
         _join(settings)
         writer.send((True, fn(*args)))

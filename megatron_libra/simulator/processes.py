@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from types import TracebackType
 
+from megatron_libra.orphans import end_with_parent
+
 __all__ = ["TaskPool"]
 
 
@@ -26,7 +28,9 @@ class TaskPool:
         if self._num_processes > 1:
             # spawn: a fork would copy the locks of the threads that draw the progress bar.
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(self._num_processes, mp_context=context)
+            self._executor = ProcessPoolExecutor(
+                self._num_processes, mp_context=context, initializer=end_with_parent
+            )
         return self
 
     def __exit__(

@@ -63,7 +63,7 @@ def test_a_function_may_count_conversations(
         ('{"parts": []}', "a.jsonl, line 3: has no conversation"),
         ('{"parts": [-1]}', r"line 3: tokens\[0\] \(-1\) must be an integer"),
         ('{"parts": "x"}', r"line 3: tokens\[0\] \('x'\) must be an integer"),
-        ('{"party": 1}', r"line 3: KeyError\('parts'\)"),
+        ('{"party": 1}', r"line 3: the counter raised KeyError\('parts'\)"),
     ]:
         path.write_text('{"parts": 3}\n\n' + bad + "\n")
         with pytest.raises(ValueError, match=message):
