@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,6 +145,18 @@ def main() -> None:
     except VerificationFailed as error:
         sys.stderr.write(f"error: {error}\n")
         code = 1
+    except BrokenExecutor:
+        sys.stderr.write(
+            "error: a process of this command was killed, as the system does when memory runs "
+            "out; try fewer processes.\n"
+        )
+        code = 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        code = _complain(
+            f"{error.filename}: {error.strerror}; check the path, its permissions and the space."
+        )
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:

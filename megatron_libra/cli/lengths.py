@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.conversations import fold_conversations
 from megatron_libra.data.files import read_lengths
 from megatron_libra.data.packing import PACKERS
@@ -57,7 +58,10 @@ Output = Annotated[
 Workers = Annotated[int, typer.Option(min=1, help="Processes that tokenize.")]
 Column = Annotated[str | None, typer.Option(help="Column of a .parquet.")]
 SeqLength = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a packed sequence: also show attention skew.")
+    int | None,
+    typer.Option(
+        min=1, max=MAX_INTEGER, help="Tokens of a packed sequence: also show attention skew."
+    ),
 ]
 Packer = Annotated[
     str, typer.Option("--pack", help=f"How documents are packed: {', '.join(PACKERS)}.")
@@ -101,7 +105,7 @@ def _count(
 ) -> Path:
     if file.suffix != ".jsonl":
         raise ValueError(f"--tokenizer counts the lines of a .jsonl, not of {file}; leave it out.")
-    template = require_file(chat_template).read_text(encoding="utf-8") if chat_template else None
+    template = _read_template(chat_template) if chat_template else None
     with _progress(f"Counting {require_file(file).name}", file.stat().st_size) as advance:
         return build_sidecar(
             file,
@@ -113,10 +117,18 @@ def _count(
         )
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return require_file(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 ({error}); give a Jinja file.") from None
+
+
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, so that stdout stays the answer."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=total)
         yield lambda step: progress.advance(task, step)
 

@@ -105,6 +105,11 @@ def simulate(
     as_json: Annotated[bool, _option("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Replay a corpus, compare configurations and recommend one."""
+    if corpus not in PRESET_JOBS and not Path(corpus).exists():
+        raise ValueError(
+            f"{corpus!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the path "
+            "of a file of lengths or one of these names."
+        )
     job = _job(
         PRESET_JOBS.get(corpus),
         {

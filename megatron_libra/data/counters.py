@@ -116,7 +116,7 @@ def _imported(module_name: str, function_name: str) -> LineCounter:
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except (ImportError, ValueError) as error:
         raise ValueError(
             f"tokenizer {module_name}:{function_name}: {error}; give MODULE:FUNCTION of a module "
             "in the working directory or on PYTHONPATH."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,6 +84,9 @@ def build_sidecar(
         ValueError: the jsonl or the tokenizer is missing, or a line cannot be counted.
     """
     require_file(source)
+    path = output or sidecar_path(source)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):  # before hours of counting
+        raise ValueError(f"{path} cannot be written; give a file in a folder that can be written.")
     described = Source.of(source, tokenizer)
     rows = count_jsonl(
         source,
@@ -91,7 +95,6 @@ def build_sidecar(
         num_workers=num_workers,
         progress=progress,
     )
-    path = output or sidecar_path(source)
     rows.save(path, source=json.dumps(asdict(described)))
     return path
 

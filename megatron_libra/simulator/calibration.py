@@ -63,7 +63,13 @@ def load_cost_model(source: str) -> CostModel:
         return BUILT_IN[source]
     path = require_file(Path(source))
     try:
-        return _from_json(json.loads(path.read_bytes()))
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not JSON ({error}); copy the example of docs/simulator.md."
+        ) from None
+    try:
+        return _from_json(value)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -6,6 +6,7 @@ neighbours: worker w sits on node w // workers_per_node, counted from the pool's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from megatron_libra.config import AttentionShape, divisors
@@ -63,7 +64,7 @@ class TrainingJob:
                 f"{-(-self.seq_length // (2 * self.context_parallel_size))}"
                 f" * {2 * self.context_parallel_size}."
             )
-        if self.other_ms < 0:
+        if not 0 <= self.other_ms < math.inf:
             raise ValueError(f"other_ms ({self.other_ms}) must be at least 0; try 0.")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -153,6 +154,25 @@ def test_paths_that_are_no_files(libra, tmp_path):
     assert "does not exist" in refused(libra("plan", tmp_path / "missing.json"))
     assert "is a directory" in refused(libra("plan", tmp_path))
     assert "cannot be read" in refused(libra("plan", "x" * 5000))
+
+
+def test_an_error_of_the_system_is_one_line(libra, write, pool, monkeypatch):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("megatron_libra.cli.app.plan_answer", fail)
+    line = refused(libra("plan", write(pool), "--json"))
+    assert "/some/file: Permission denied; check the path" in line
+
+
+def test_a_killed_process_is_one_line(libra, write, pool, monkeypatch):
+    def fail(*_):
+        raise BrokenProcessPool("a trace")
+
+    monkeypatch.setattr("megatron_libra.cli.app.plan_answer", fail)
+    run = libra("plan", write(pool), "--json")
+    assert run.code == 1 and run.err.count("\n") == 1
+    assert "was killed" in run.err and "try fewer processes" in run.err
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_counting_to_another_file(libra: Callable[..., Any], chat: Path) -> None
         ("[3]", ["--output", "x.npz"], "add --tokenizer NAME"),
         ("[3]", ["--column", "x"], "is for .parquet files"),
         ("[3]", ["--workers", 0], "--workers"),
+        ("[3]", ["--seq-length", 2**40], "--seq-length"),
     ],
 )
 def test_faults(
@@ -92,6 +93,35 @@ def test_faults(
     path = tmp_path / "a.json"
     path.write_text(content)
     run = libra("lengths", path, *options)
+    assert (run.code, run.out) == (2, "")
+    assert message in run.err
+    assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("nothing", ["byte"], "a.jsonl, line 1: is not JSON"),
+        ("{}", ["byte"], "a.jsonl, line 1: has no 'messages'"),
+        ("{}", ["byte", "--output", "no/folder/a.npz"], "cannot be written; give a file"),
+        ("{}", ["byte", "--output", "."], "cannot be written; give a file"),
+        ("{}", ["json:loads"], "line 1: the counter raised TypeError"),
+        ("{}", [":"], "tokenizer :: Empty module name; give MODULE:FUNCTION"),
+        ("{}", ["byte", "--chat-template", "latin"], "latin: is not UTF-8"),
+    ],
+)
+def test_faults_of_counting(
+    libra: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(content)
+    Path("latin").write_bytes(b"\xe9")
+    run = libra("lengths", "a.jsonl", "--tokenizer", *options)
     assert (run.code, run.out) == (2, "")
     assert message in run.err
     assert run.err.count("\n") == 1

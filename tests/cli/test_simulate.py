@@ -110,6 +110,7 @@ def test_a_calibration_changes_times_but_not_bytes(libra, corpus, write):
         (("--steps", "0"), "planned_windows (0) must be at least 1"),
         (("--processes", "0"), "--processes"),
         (("--cost-model", "h100"), "h100 does not exist"),
+        (("--other-ms", "nan"), "other_ms (nan) must be at least 0"),
         (("--max-kv-gib", "0"), "max_kv_gib (0) must be at least"),
         (("--html", "no/such/folder/a.html"), "give a file in a folder that exists"),
         (("--yaml", "."), "cannot be written"),
@@ -129,5 +130,7 @@ def test_missing_options_are_listed(libra, corpus):
 
 
 def test_unknown_corpora_name_the_presets(libra, tmp_path):
-    run = libra("simulate", tmp_path / "nothing", *SMALL)
-    assert run.code == 2 and "longtail-256k, longtail-1m" in run.err
+    for options in (SMALL, ()):
+        run = libra("simulate", tmp_path / "nothing", *options)
+        assert run.code == 2 and "longtail-256k, longtail-1m" in run.err
+        assert "neither a file nor a preset" in run.err

@@ -195,6 +195,7 @@ def test_bad_grids_are_named(job: TrainingJob, grid: Grid, message: str) -> None
         ({"seq_length": 66}, "must be a multiple of 2 * context_parallel_size (4)"),
         ({"num_layers": 0}, "num_layers (0) must be at least 1"),
         ({"other_ms": -1.0}, "other_ms (-1.0) must be at least 0"),
+        ({"other_ms": float("nan")}, "other_ms (nan) must be at least 0"),
     ],
 )
 def test_bad_jobs_are_named(job: TrainingJob, changes: dict[str, float], message: str) -> None:

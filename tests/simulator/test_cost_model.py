@@ -161,7 +161,10 @@ def test_bad_calibrations_are_named(tmp_path: Path, changes: Any, message: str) 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match="a.json: Expecting"):
+    with pytest.raises(ValueError, match="a.json: not JSON .*; copy the example"):
+        load_cost_model(str(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_bytes(b"\xc3 1")
+    with pytest.raises(ValueError, match="a.json: not JSON .*; copy the example"):
         load_cost_model(str(tmp_path / "a.json"))
     with pytest.raises(ValueError, match="does not exist"):
         load_cost_model("h100")
