@@ -34,7 +34,7 @@ def check(args: argparse.Namespace, transformer: Any = None) -> None:
         config = config_from_args(args)
     except ValueError as error:
         raise RunError("\n".join([*lines, str(error)])) from error
-    for relation in (_check_heads, _check_layout, _check_pools):
+    for relation in (_check_heads, _check_layout, _check_pools, _check_log_file):
         try:
             relation(args, config)
         except ValueError as error:
@@ -75,3 +75,17 @@ def _check_pools(args: argparse.Namespace, config: LibraConfig) -> None:
             f"{flag_of('pool_size')} ({config.pool_size}) must divide the data-parallel size "
             f"({args.data_parallel_size}); try one of {divisors(args.data_parallel_size)}."
         )
+
+
+def _check_log_file(args: argparse.Namespace, config: LibraConfig) -> None:
+    """That the last rank, which writes it, can; it would fail behind the first iteration."""
+    if not args.libra_log_file or args.rank != args.world_size - 1:
+        return
+    try:
+        with open(args.libra_log_file, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--libra-log-file {args.libra_log_file}: {error.strerror}; give a file in a folder "
+            "that the last rank can write."
+        ) from None

@@ -56,6 +56,9 @@ FINE: dict[str, Any] = {
     "libra_deterministic": False,
     "libra_plan_ahead": 2,
     "libra_plan_timeout_s": 300.0,
+    "libra_log_file": None,
+    "rank": 7,
+    "world_size": 8,
 }
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -104,6 +107,8 @@ RELATED: dict[str, dict[str, Any]] = {
     "seq_length (254) must be a multiple of 2 * context_parallel_size (4) for layout zigzag; "
     "try 256.": {"seq_length": 254},
     "load_slack (2.0) must be in [0, 1); try 0.03.": {"libra_load_slack": 2.0},
+    "--libra-log-file /dev/null/a.jsonl: Not a directory; give a file in a folder that the last "
+    "rank can write.": {"libra_log_file": "/dev/null/a.jsonl"},
     "context_parallel_size (16) must divide the 8 query heads of a tensor-parallel rank for "
     "ulysses; "
     "use --context-parallel-impl libra --libra-placer home.": {
@@ -127,6 +132,7 @@ def test_a_fine_run_passes() -> None:
     check(namespace())
     check(namespace(context_parallel_size=1, calculate_per_token_loss=False))
     check(namespace(context_parallel_impl="ulysses", libra_pool_size=3))
+    check(namespace(libra_log_file="/dev/null/a.jsonl", rank=0))  # only the last rank writes it
 
 
 def test_every_rule_has_a_case() -> None:
