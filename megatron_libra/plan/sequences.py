@@ -55,9 +55,13 @@ def read_rows(sequences: Iterable[Iterable[int]]) -> list[Sequence[int]]:
     return [_read_row(row, slot) for slot, row in enumerate(sequences)]
 
 
+def _is_integers(row: object) -> bool:
+    return isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu"
+
+
 def _read_row(row: Iterable[int], slot: int) -> Sequence[int]:
-    if isinstance(row, list | tuple):
-        return row
+    if isinstance(row, list | tuple) or _is_integers(row):
+        return row  # type: ignore[return-value]
     if not isinstance(row, Iterable):
         raise ValueError(
             f"sequences[{slot}] ({row!r}) must be a list of sample lengths; "
@@ -68,7 +72,8 @@ def _read_row(row: Iterable[int], slot: int) -> Sequence[int]:
 
 def check_lengths(lengths: Sequence[int], slot: int) -> Int64:
     """The lengths as int64; ValueError names the first that is not an integer of at least 0."""
-    for kind in set(map(type, lengths)):  # not NumPy's dtype: it makes one of True and 20
+    # a list is not judged by NumPy's dtype, which makes one of True and 20
+    for kind in set() if _is_integers(lengths) else set(map(type, lengths)):
         if issubclass(kind, bool) or not issubclass(kind, int | np.integer):
             bad = next(length for length in lengths if type(length) is kind)
             raise ValueError(

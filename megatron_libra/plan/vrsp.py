@@ -24,7 +24,7 @@ import numpy as np
 
 from megatron_libra.config import divisors, positive_integer
 from megatron_libra.plan.sequences import check_lengths, read_rows
-from megatron_libra.plan.swaps import swap
+from megatron_libra.plan.swaps import exact_array, swap
 
 __all__ = ["WindowOrder", "attention_work", "exact_cardinality_lpt", "order_window"]
 
@@ -82,7 +82,7 @@ def order_window(
     """Order one optimizer step's packed sequences so that pools weigh the same.
 
     Args:
-        sequences: GBS lists of sample lengths in tokens, in sampler order.
+        sequences: GBS lists (or, faster, arrays) of sample lengths in tokens, in sampler order.
         pool_size: P, divides data_parallel_size.
         data_parallel_size: DP, divides GBS; GA = GBS / DP.
         scope: microbatch, step, pipeline, or auto: with GA > 1 step without pipeline stages and
@@ -120,7 +120,7 @@ def order_window(
 def _window_work(sequences: Sequence[Sequence[int]]) -> list[int]:
     """Work of every sequence, by one array: a window may hold 100,000 samples."""
     try:
-        flat = check_lengths(list(chain.from_iterable(sequences)), 0)
+        flat = check_lengths(_flat(sequences), 0)
     except (TypeError, ValueError):
         for index, lengths in enumerate(sequences):
             check_lengths(lengths, index)  # names the sequence
@@ -130,6 +130,14 @@ def _window_work(sequences: Sequence[Sequence[int]]) -> list[int]:
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(flat * flat)])
     bounds = np.cumsum([0, *(len(lengths) for lengths in sequences)])
     return [int(work) for work in np.diff(total[bounds])]
+
+
+def _flat(sequences: Sequence[Sequence[int]]) -> Sequence[int]:
+    """All lengths in a row; rows that are arrays stay one, which saves looking at each length."""
+    if all(isinstance(row, np.ndarray) and row.ndim == 1 for row in sequences):
+        joined: Sequence[int] = np.concatenate(sequences)  # type: ignore[assignment]
+        return joined
+    return list(chain.from_iterable(sequences))
 
 
 def _by_microbatch(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:
@@ -148,8 +156,8 @@ def _by_step(work: list[int], num_groups: int, num_steps: int) -> list[list[int]
 
 def _heaviest_group(work: list[int], pools: list[list[int]], num_groups: int) -> int:
     """The largest sum over a step of a worker group, whose pools are pools[group::num_groups]."""
-    load = [sum(work[i] for i in pool) for pool in pools]
-    return max(sum(load[group::num_groups]) for group in range(num_groups))
+    load = exact_array(work)[np.array(pools)].sum(axis=1)
+    return int(load.reshape(-1, num_groups).sum(axis=0).max())
 
 
 def _by_pipeline(work: list[int], num_groups: int, num_steps: int) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Layer 1: Algorithm 1 by hand and against a literal transcription; properties of both scopes."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,3 +135,15 @@ def test_step_scope_is_never_less_balanced_than_algorithm_1(sizes, data):
         for scope in ("step", "microbatch")
     )
     assert ours.step_imbalance <= paper.step_imbalance + 1e-12
+
+
+def test_arrays_and_lists_are_ordered_alike():
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 50, rng.integers(0, 9)) for _ in range(16)]
+    lists = [row.tolist() for row in rows]
+    for scope in ("microbatch", "step", "pipeline"):
+        orders = [
+            order_window(window, pool_size=2, data_parallel_size=4, scope=scope)
+            for window in (rows, lists, [*rows[:8], *lists[8:]])
+        ]
+        assert orders[0] == orders[1] == orders[2]
