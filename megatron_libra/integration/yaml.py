@@ -25,12 +25,13 @@ def load(path: str | Path) -> dict[str, Any]:
     seq-length).
 
     Raises:
-        RunError: the file is missing, is not YAML, or is not one flat mapping.
+        RunError: the file is missing, is not YAML, is not one flat mapping, or gives a flag twice.
     """
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content, tree = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except OSError as error:
         raise RunError(
             f"--config {path}: {error.strerror}; give the path of a run file."
@@ -44,6 +45,10 @@ def load(path: str | Path) -> dict[str, Any]:
         raise RunError(
             f"--config {path}: must be a mapping of flags to values, like seq-length: 4096."
         )
+    names = [key.value.replace("_", "-") for key, _ in tree.value]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:  # YAML keeps the last without a word
+        raise RunError(f"--config {path}: {twice} is given twice; keep one of the lines.")
     return {str(key).replace("_", "-"): value for key, value in content.items()}
 
 

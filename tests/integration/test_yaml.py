@@ -75,6 +75,8 @@ def test_faults_are_one_line(settings: dict[str, Any], line: str) -> None:
         ("a: [1\n", "not YAML"),
         ("", "must be a mapping"),
         ("[" * 9999, "not YAML"),
+        ("a: 1\na: 1\n", "a is given twice; keep one"),
+        ("a_b: 1\nc: 2\na-b: 3\n", "a-b is given twice; keep one"),
     ],
 )
 def test_unreadable_files_are_one_line(tmp_path: Path, text: str, part: str) -> None:
