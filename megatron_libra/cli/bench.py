@@ -34,7 +34,9 @@ WIDE = 140
 """Columns of a terminal that has room for every table."""
 
 bench = typer.Typer(
-    name="bench", help="Measure: planners against each other and the paper.", no_args_is_help=True
+    name="bench",
+    help="Measure: planners against each other and the paper.",
+    invoke_without_command=True,
 )
 
 Tables = Annotated[
@@ -73,8 +75,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list instead 
 
 
 @bench.callback()
-def group() -> None:
+def group(context: typer.Context) -> None:
     """Measure: planners against each other and the paper."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 @bench.command()

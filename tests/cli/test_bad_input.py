@@ -187,3 +187,9 @@ def test_a_killed_process_is_one_line(libra, write, pool, monkeypatch):
 )
 def test_faults_of_the_arguments(libra, arguments, word):
     assert word in refused(libra(*arguments))
+
+
+def test_a_group_without_a_command_shows_its_help(libra):
+    for group in ([], ["bench"]):
+        run = libra(*group)
+        assert (run.code, run.err) == (0, "") and "Usage:" in run.out
