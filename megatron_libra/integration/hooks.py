@@ -41,6 +41,8 @@ __all__ = [
     "end_iteration",
 ]
 
+SHARING_PLACERS = ("home_first", "paper")
+"""Placers that even out a pool, so that a hint makes sense when it stays uneven."""
 SPLITS = ("train", "valid", "test")
 
 
@@ -129,7 +131,7 @@ def end_iteration(iteration: int, losses: Mapping[str, Any]) -> None:
         return
     session.telemetry.end_iteration(iteration, losses)
     if iteration % session.args.log_interval == 0:
-        _report(session.telemetry.flush())
+        _report(session, session.telemetry.flush())
 
 
 def end(completed: bool) -> None:
@@ -139,14 +141,18 @@ def end(completed: bool) -> None:
         return
     state.clear()
     if completed:
-        _report(session.telemetry.flush())
+        _report(session, session.telemetry.flush())
     session.close()
 
 
-def _report(reports: Sequence[IterationReport]) -> None:
+def _report(session: Session, reports: Sequence[IterationReport]) -> None:
     tensorboard, wandb = get_tensorboard_writer(), get_wandb_writer()
     for report in reports:
         print_rank_last(report.line())
+        hint = report.hint() if session.config.placer in SHARING_PLACERS else None
+        if hint is not None and not session.telemetry.has_hinted:
+            print_rank_last(hint)
+            session.telemetry.has_hinted = True
         for name, value in report.scalars().items():
             if tensorboard:
                 tensorboard.add_scalar(f"libra/{name}", value, report.iteration)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["IterationReport", "Telemetry", "measure", "order_imbalance", "summarize"]
 
 Float64 = NDArray[np.float64]
+COARSE = 0.1
+"""Imbalance inside pools above which the report says what to change."""
 NUM_COLUMNS = 6
 TOTAL, LARGEST, LARGEST_AT_HOME, BYTES, PLAN_MS, WAIT_MS = range(NUM_COLUMNS)
 
@@ -85,6 +87,16 @@ class IterationReport:
             f" straggler pairs: {self.straggler_pairs:.4E} (of the step"
             f" {self.step_straggler_pairs:.4E}, mean {self.mean_pairs:.4E}) |"
             f" plan (ms): {self.plan_ms:.1f}, waited: {self.plan_wait_ms:.1f} |"
+        )
+
+    def hint(self) -> str | None:
+        """What to change if pools stay uneven; None if they do not."""
+        if self.intra_pool_imbalance <= COARSE:
+            return None
+        return (
+            f" [libra] pools stay {self.intra_pool_imbalance:.0%} uneven: tiles are coarse for the "
+            "longest samples; raise --libra-head-split or lower --libra-block-size "
+            "(libra simulate recommends both)."
         )
 
 
@@ -161,6 +173,8 @@ class Telemetry:
         self._microbatches: list[Float64] = []
         self._iterations: list[tuple[int, int, Mapping[str, Any]]] = []
         self._rows: list[Float64] = []
+        self.has_hinted = False
+        """The hint was printed; once a run is enough."""
 
     def connect(self, groups: RunGroups) -> None:
         """Learn whether this rank reports."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -87,3 +87,10 @@ def test_a_report_survives_its_json_line() -> None:
     line = json.loads(json.dumps(asdict(report)))
     assert line["iteration"] == 3 and line["losses"] == {"lm loss": 2.5}
     assert IterationReport(**line) == report
+
+
+def test_a_hint_when_pools_stay_uneven() -> None:
+    report = summarize(3, np.ones((1, 1, 6)), 1, 0.0, {})
+    uneven = replace(report, intra_pool_imbalance=0.634)
+    assert report.hint() is None
+    assert "63% uneven" in str(uneven.hint()) and "--libra-head-split" in str(uneven.hint())
