@@ -61,6 +61,8 @@ def prepare(settings: dict[str, Any] | None = None) -> None:
     on_cpu = "--libra-cpu" in sys.argv or (settings or {}).get("libra-cpu") is True
     if on_cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Megatron asserts it with context parallelism, on a CPU as well, where it means nothing.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
     if on_cpu:

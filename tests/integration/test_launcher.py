@@ -20,14 +20,19 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 LAUNCHER = ["-m", "megatron_libra.run"]
 
 
-def start(command: Sequence[str], directory: Path) -> subprocess.Popen[str]:
-    environment = {
+def start(
+    command: Sequence[str], directory: Path, **variables: str | None
+) -> subprocess.Popen[str]:
+    """Start it with these variables, None for one that must not be there."""
+    wanted: dict[str, str | None] = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": "1",
+        **variables,
     }
+    environment = {name: value for name, value in wanted.items() if value is not None}
     return subprocess.Popen(
         command,
         cwd=directory,
@@ -94,6 +99,15 @@ def test_torchrun_with_a_run_file(corpus: str, tmp_path: Path) -> None:
     assert written["libra/straggler_pairs"] == pytest.approx(
         [line["straggler_pairs"] for line in lines]
     )
+
+
+def test_the_run_file_for_a_cpu_needs_no_variable(tmp_path: Path) -> None:
+    """The command that configs/tiny_cpu.yaml shows, in a shell without Megatron's variables."""
+    words = [*LAUNCHER, "--config", str(ROOT / "configs" / "tiny_cpu.yaml"), str(SCRIPT)]
+    fewer = ["--train-iters", "3", "--eval-iters", "0"]
+    command = [*TORCHRUN, "--nproc-per-node", "4", *words, *fewer]
+    output = finish(start(command, tmp_path, CUDA_DEVICE_MAX_CONNECTIONS=None))
+    assert output.count("[libra] iteration") == 3
 
 
 def test_the_script_needs_no_launcher(corpus: str, tmp_path: Path) -> None:
