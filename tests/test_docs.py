@@ -18,9 +18,21 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/paper_map.md",
+    "docs/simulator.md",
+    "docs/results/planning.md",
+    "docs/results/two_gpus.md",
     "patches/README.md",
 ]
 FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests")
+
+
+def run(arguments, monkeypatch, capsys):
+    """What `libra` prints, on a terminal of 80 columns."""
+    monkeypatch.setattr("sys.argv", ["libra", *arguments])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().out
 
 
 def paper_map_entries():
@@ -72,11 +84,26 @@ def test_the_readme_s_plan_is_what_libra_plan_prints(tmp_path, capsys, monkeypat
     shown = text.split("`libra plan POOL.json` prints")[1].split("`--json`")[0]
     pool = tmp_path / "POOL.json"
     pool.write_text(request)
-    monkeypatch.setattr("sys.argv", ["libra", "plan", str(pool)])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main()
-    printed = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    printed = run(["plan", str(pool)], monkeypatch, capsys).splitlines()
+    printed = {" ".join(line.split()) for line in printed}
     expected = {" ".join(line.split()) for line in shown.splitlines() if "---" not in line}
     stale = {line for line in expected - printed if not line.startswith("planned in")} - {""}
     assert not stale, f"copy what `libra plan` prints for its POOL.json into README.md: {stale}"
+
+
+def test_the_readme_leads_to_every_document():
+    linked = set(re.findall(r"\]\(([\w/.-]+)\)", (ROOT / "README.md").read_text()))
+    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert documents | {"CONTRIBUTING.md", "patches/README.md"} <= linked
+    assert not [path for path in linked if not (ROOT / path).exists()]
+
+
+def test_the_simulator_s_speedups_are_what_libra_simulate_prints(capsys, monkeypatch):
+    """Of its short command; the long example comes from the same planner at the same time."""
+    text = " ".join((ROOT / "docs" / "simulator.md").read_text().split())
+    flags = re.search(r"`(--lockstep --[^`]*)`", text)[1].split()
+    shown = re.search(r"a step ([\d.]+x) as fast as with Ulysses, against ([\d.]+x)", text).groups()
+    command = ["simulate", "longtail-256k", "--processes", "1", *flags]
+    rows = run(command, monkeypatch, capsys).split("Recommended")[0].splitlines()
+    printed = [row.split()[-1] for row in rows if row.endswith("x") or row.endswith("x ")]
+    assert printed[2:] == list(shown), "run the commands of docs/simulator.md again, all of them"

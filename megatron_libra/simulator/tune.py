@@ -213,8 +213,8 @@ def _warnings(chosen: CandidateResult) -> list[str]:
     found = []
     if chosen.speedup_step < 1.05:
         found.append(
-            f"Warning: the predicted gain is {chosen.speedup_step - 1:.0%} of a step; this corpus "
-            "is nearly balanced as it is."
+            f"Warning: the predicted gain is {chosen.speedup_step - 1:.0%} of a step; the "
+            "attention of this corpus is nearly balanced as it is, or too small to be worth moving."
         )
     if chosen.tile_over_target > 1:
         found.append(
