@@ -1,19 +1,20 @@
-"""Repair four faults of Megatron on machines without TransformerEngine, Apex or a git checkout.
+"""Repair five faults of Megatron, most of them without TransformerEngine, Apex or a git checkout.
 
 In: an importable megatron. Out: the same megatron, working. They matter on GPUs as on CPU. Each
-repair first asks whether its fault is there, so with TransformerEngine or Apex this module
-changes nothing.
+repair first asks whether its fault is there.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["apply"]
+__all__ = ["apply", "repair_help"]
 
 
 def apply() -> None:
@@ -82,3 +83,14 @@ def _name_te_gemm() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def repair_help(parser: argparse.ArgumentParser) -> None:
+    """5: a flag's help with a bare percent sign, as 0.19.2 has, ends --help in a trace."""
+    formatter = parser._get_formatter()
+    for action in parser._actions:
+        if action.help:
+            try:
+                formatter._expand_help(action)
+            except (ValueError, TypeError, KeyError):
+                action.help = re.sub(r"%%|%(?!\(\w+\)[a-z])", "%%", action.help)

@@ -68,6 +68,7 @@ def parse_args(
         if extra_args_provider is not None:
             parser = extra_args_provider(parser)
         parser = hooks.add_arguments(parser)
+        fixes.repair_help(parser)
         # Now every flag is known, so a run file's keys can be checked and written as words.
         sys.argv[1:1] = yaml.expand(settings, parser)
         settings.clear()

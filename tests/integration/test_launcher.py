@@ -117,6 +117,13 @@ def test_the_script_needs_no_launcher(corpus: str, tmp_path: Path) -> None:
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2
 
 
+def test_help_shows_the_flags_beside_megatrons(tmp_path: Path) -> None:
+    output = finish(start([sys.executable, *LAUNCHER, str(SCRIPT), "--help"], tmp_path))
+    assert "--libra-pool-size POOL_SIZE" in output
+    assert "(e.g. 1.10 = 10%)" in " ".join(output.split())  # of Megatron, with a bare percent sign
+    assert "exceed the mean load to save traffic (0.03 = 3 %)" in " ".join(output.split())
+
+
 def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -> None:
     """Exit code 2, a line for each fault, no trace."""
     (tmp_path / "typo.yaml").write_text("libra-cpu: true\nseq-lenght: 4096\n")
