@@ -34,7 +34,7 @@ def examine() -> dict[str, Any]:
         "versions": _versions(devices),
         "kernels": _kernels(devices),
         "transports": _transports(devices),
-        "tasks": _tasks(),
+        "tasks": _tasks(devices),
     }
 
 
@@ -114,19 +114,22 @@ def _transports(devices: list[str] | None) -> dict[str, Any]:
     return {"gloo": _entry(gloo, gloo_note), "nccl": nccl}
 
 
-def _tasks() -> dict[str, Any]:
+def _tasks(devices: list[str] | None) -> dict[str, Any]:
     """What a person wants to do, and the extra that is missing for it."""
     wanted = {
         "train with Megatron": (("torch", "megatron.core", "psutil", "yaml"), "megatron"),
         "libra verify": (("torch",), "megatron"),
-        "plots of the quickstart": (("matplotlib",), "plots"),
+        "plots of the quickstart and of libra simulate --html": (("matplotlib",), "plots"),
         "lengths from Parquet": (("pyarrow",), "parquet"),
     }
     tasks: dict[str, Any] = {
-        "libra plan, order, lengths, simulate": _entry(True, "numpy is enough"),
+        "libra plan, order, lengths, simulate, bench": _entry(True, "numpy is enough"),
     }
     for task, (modules, extra) in wanted.items():
         missing = [module for module in modules if not _has(module)]
         note = f"missing {', '.join(missing)}: {EXTRA.format(extra)}" if missing else "ready"
         tasks[task] = _entry(not missing, note)
+    training = tasks["train with Megatron"]
+    if training["usable"] and not devices:
+        training["note"] += "; without a CUDA device only with --libra-cpu"
     return tasks

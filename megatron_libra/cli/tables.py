@@ -52,6 +52,7 @@ def _console() -> Console:
 def _table(title: str, columns: dict[str, bool]) -> Table:
     """A table from column names; True aligns to the right, as numbers are."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.min_width = len(title)  # a narrow table does not fold its title
     for name, is_number in columns.items():
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     return table

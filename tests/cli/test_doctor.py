@@ -22,6 +22,7 @@ def test_without_a_gpu_the_reason_is_given(libra, monkeypatch):
     answer = libra("doctor", "--json").answer
     for entry in (answer["kernels"]["torch_flash"], answer["transports"]["nccl"]):
         assert entry["usable"] is False and "CUDA device" in entry["note"]
+    assert "--libra-cpu" in answer["tasks"]["train with Megatron"]["note"]
 
 
 def test_with_a_gpu_flash_depends_on_its_age(libra, monkeypatch):
