@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_libra.config import AttentionShape
+from megatron_libra.config import AttentionShape, LibraConfig
 
-__all__ = ["HeadPartition"]
+__all__ = ["HeadPartition", "fit_chunks", "fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,17 @@ class HeadPartition:
     def kv_piece_of(self, chunk: int) -> int:
         """The piece of the kv shard that a chunk attends to."""
         return chunk * self.kv_pieces // self.chunks
+
+
+def fits(shape: AttentionShape, head_split: int, chunks: int) -> bool:
+    """Whether H and M cut this shape's heads evenly."""
+    try:
+        LibraConfig(head_split=head_split, chunks=chunks).check_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def fit_chunks(shape: AttentionShape, head_split: int, chunks: int) -> int:
+    """The most chunks up to M that cut a shard's heads evenly; 1 if H itself does not."""
+    return next(m for m in range(chunks, 0, -1) if m == 1 or fits(shape, head_split, m))

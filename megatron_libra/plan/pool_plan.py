@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from megatron_libra.config import AttentionShape, LibraConfig, positive_integer
 from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, traffic_rows
-from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.heads import HeadPartition, fit_chunks
 from megatron_libra.plan.layout import TokenLayout, round_up
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
 from megatron_libra.plan.rounds import EntryTable, order_rows
@@ -240,15 +240,9 @@ def _effective(
             f"context_parallel_size ({context_parallel_size}) must divide query_heads "
             f"({shape.query_heads}) for placer ulysses; try placer home."
         )
-    config = replace(config, head_split=context_parallel_size)
-    for chunks in range(config.chunks, 0, -1):
-        candidate = replace(config, chunks=chunks)
-        try:
-            candidate.check_shape(shape)
-            return candidate
-        except ValueError:
-            if chunks == 1:
-                raise
+    chunks = fit_chunks(shape, context_parallel_size, config.chunks)
+    config = replace(config, head_split=context_parallel_size, chunks=chunks)
+    config.check_shape(shape)
     return config
 
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from megatron_libra.config import CHOICES, AttentionShape, LibraConfig, divisors
+from megatron_libra.config import CHOICES, LibraConfig, divisors
+from megatron_libra.plan.heads import fit_chunks, fits
 from megatron_libra.simulator.job import TrainingJob
 
-__all__ = ["Candidate", "Grid", "fit_chunks", "references"]
+__all__ = ["Candidate", "Grid", "references"]
 
 MAX_POOL_SIZE = 32
 NUM_BLOCK_SIZES = 3
@@ -98,7 +99,7 @@ class Grid:
     def _head_splits(self, job: TrainingJob) -> list[int]:
         for heads in self.head_splits:
             LibraConfig(head_split=heads, chunks=1).check_shape(job.shape)
-        return list(self.head_splits) or [h for h in HEAD_SPLITS if _fits(job.shape, h, 1)]
+        return list(self.head_splits) or [h for h in HEAD_SPLITS if fits(job.shape, h, 1)]
 
     def _scopes(self, job: TrainingJob) -> list[str]:
         for scope in self.scopes:
@@ -126,11 +127,6 @@ def _default_scopes(job: TrainingJob) -> list[str]:
     return ["microbatch", "step" if job.pipeline_parallel_size == 1 else "pipeline"]
 
 
-def fit_chunks(shape: AttentionShape, head_split: int, chunks: int) -> int:
-    """The most chunks up to M that cut a shard's heads evenly."""
-    return next(m for m in range(chunks, 0, -1) if m == 1 or _fits(shape, head_split, m))
-
-
 def references(job: TrainingJob, base: LibraConfig) -> dict[str, Candidate]:
     """What candidates are compared with, on the sampler's order and pools of one sequence.
 
@@ -140,17 +136,9 @@ def references(job: TrainingJob, base: LibraConfig) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
     size = job.context_parallel_size
     whole = max(1, job.seq_length // (2 * size))
-    if _fits(job.shape, size, 1):
+    if fits(job.shape, size, 1):
         chunks = fit_chunks(job.shape, size, base.chunks)
         found["ulysses"] = Candidate(1, whole, size, chunks, "off", "ulysses")
     chunks = fit_chunks(job.shape, 1, base.chunks)
     found["home"] = Candidate(1, whole, 1, chunks, "off", "home")
     return found
-
-
-def _fits(shape: AttentionShape, head_split: int, chunks: int) -> bool:
-    try:
-        LibraConfig(head_split=head_split, chunks=chunks).check_shape(shape)
-    except ValueError:
-        return False
-    return True

@@ -11,7 +11,8 @@ import pytest
 
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.data.sidecar import build_sidecar
-from megatron_libra.simulator.candidates import Candidate, Grid, fit_chunks, references
+from megatron_libra.plan.heads import fit_chunks
+from megatron_libra.simulator.candidates import Candidate, Grid, references
 from megatron_libra.simulator.corpus import Corpus, CorpusRequest, LengthHistogram, load_corpus
 from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
 from megatron_libra.simulator.processes import TaskPool

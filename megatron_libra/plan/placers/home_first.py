@@ -2,11 +2,12 @@
 
 In: problem. Out: worker per tile. Beyond the paper: Algorithm 2 starts from nothing and so moves
 tiles that were fine where they were. Here an overloaded worker sheds the tiles with the most pairs
-per byte, the late blocks of its longest samples, until it is at C. What was shed is then poured,
-KV group by KV group and latest block first, so that few workers fetch the same keys: while a group
-is larger than any room, the largest room takes as much of it as fits; what remains goes whole into
-the smallest room that holds it. Coarse tiles that fit nowhere are levelled in the end (level.py);
-where even that stays above C, Algorithm 2 is tried too and the smaller largest load wins.
+per byte (shed.py), mostly late blocks of its longest samples, until it is at C. What was shed is
+then poured, KV group by KV group and latest block first, so that few workers fetch the same keys:
+while a group is larger than any room, the largest room takes as much of it as fits; what remains
+goes whole into the smallest room that holds it. Coarse tiles that fit nowhere are levelled in the
+end (level.py); where even that stays above C, Algorithm 2 is tried too and the smaller largest load
+wins.
 
 Example, two workers, tau = 0, one sample on worker 0 in blocks of 3, 7, 11 and 15 pairs, worker 1
 with two blocks of 3: C = 21. Worker 0 sheds its last block (15) and worker 1 takes it.
@@ -29,21 +30,18 @@ Int64 = NDArray[np.int64]
 
 def place(problem: PlacementProblem) -> Int64:
     """(T,) the worker of each tile."""
-    worker, pairs = problem.tile_home, problem.tile_pairs
-    load = np.zeros(problem.num_workers, np.int64)
-    np.add.at(load, worker, pairs)
-    if not len(pairs) or load.max() <= problem.load_target:
+    worker = problem.tile_home
+    load = problem.loads(worker)
+    if load.max() <= problem.load_target:
         return worker
     shed = shed_tiles(problem, load)
-    np.subtract.at(load, worker[shed.tile], pairs[shed.tile])
+    np.subtract.at(load, worker[shed.tile], problem.tile_pairs[shed.tile])
     _pour(problem, shed, worker, load)
     level(problem, worker, load)
     if load.max() <= problem.load_target:
         return worker
     other = paper.place(problem)
-    other_load = np.zeros_like(load)
-    np.add.at(other_load, other, pairs)
-    return other if other_load.max() < load.max() else worker
+    return other if problem.loads(other).max() < load.max() else worker
 
 
 def _pour(problem: PlacementProblem, shed: Shed, worker: Int64, load: Int64) -> None:
@@ -57,9 +55,8 @@ def _pour(problem: PlacementProblem, shed: Shed, worker: Int64, load: Int64) -> 
             receiver = _receiver(problem.load_target - load, int(total[stop] - total[tile]))
             room = problem.load_target - load[receiver]
             fits = int(np.searchsorted(total, total[tile] + room, side="right")) - 1
-            cut = min(
-                max(fits, tile + 1), stop
-            )  # a tile that fits nowhere goes to the largest room
+            # a tile that fits nowhere goes to the largest room all the same
+            cut = min(max(fits, tile + 1), stop)
             worker[shed.tile[tile:cut]] = receiver
             load[receiver] += total[cut] - total[tile]
             tile = cut

@@ -82,6 +82,12 @@ class PlacementProblem:
         """(T,) the worker that holds a tile's queries."""
         return np.repeat(self.blocks.home, self.heads.head_split)
 
+    def loads(self, worker: Int64) -> Int64:
+        """(W,) pairs of each worker, given the worker of every tile."""
+        load = np.zeros(self.num_workers, np.int64)
+        np.add.at(load, worker, self.tile_pairs)
+        return load
+
     @property
     def load_target(self) -> float:
         """C = (1 + tau) * mean load, in pairs (Algorithm 2, line 3)."""
