@@ -1,10 +1,26 @@
-"""How rows travel between the workers of a pool; one exchange is one collective or none.
+"""How rows travel between the workers of a pool: loopback, collectives, pushes between GPUs.
 
-In: rows packed by peer. Out: a PendingExchange whose wait() gives the received rows.
+In: mailboxes with packed rows. Out: the same mailboxes with the rows that arrived.
 """
 
 from megatron_libra.executor.transport.all_to_all import AllToAllTransport
-from megatron_libra.executor.transport.interface import PendingExchange, RowSplits, Transport
+from megatron_libra.executor.transport.interface import (
+    ChunkOf,
+    Mailbox,
+    MailboxRequest,
+    Pending,
+    RowTraffic,
+    Transport,
+)
 from megatron_libra.executor.transport.loopback import LoopbackTransport
 
-__all__ = ["AllToAllTransport", "LoopbackTransport", "PendingExchange", "RowSplits", "Transport"]
+__all__ = [
+    "AllToAllTransport",
+    "ChunkOf",
+    "LoopbackTransport",
+    "Mailbox",
+    "MailboxRequest",
+    "Pending",
+    "RowTraffic",
+    "Transport",
+]

@@ -1,104 +1,159 @@
-"""What a transport offers: start an exchange of rows, wait for it.
+"""What a transport offers: mailboxes for a layer's rows, started exchanges, waiting for them.
 
-In: send rows (Ns, width), grouped by destination in ascending worker order. Out: received rows (Nr,
-width), grouped by source. A worker's own rows never enter an exchange. The paper's dispatch and
-return (4.4) are such exchanges.
+A layer moves rows along a route direction in chunks: every chunk sends the same rows of other head
+slices, so one RowTraffic describes them all. Rows stand in *travel order*: those for the other
+workers by ascending peer, then the local ones, which never enter an exchange. The paper's dispatch
+and return (4.4) are such exchanges. Example, worker 0 of 2, two chunks, one row arrives, two leave
+and three stay:
+
+    mailbox.rows   received 0 | received 1 | own 0: leave leave stay stay stay | own 1: ... | zero
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
-import torch.distributed as dist
+from numpy.typing import NDArray
 
-__all__ = ["PendingExchange", "RowSplits", "Transport"]
+__all__ = ["ChunkOf", "Mailbox", "MailboxRequest", "Pending", "RowTraffic", "Transport"]
+
+Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class RowSplits:
-    """How many rows go to and come from each worker of the pool; the own entries are 0."""
+@dataclass(frozen=True, eq=False)
+class RowTraffic:
+    """Rows of one chunk in one route direction, between all workers of a pool; made once a bind."""
 
-    send: tuple[int, ...]
-    receive: tuple[int, ...]
+    matrix: Int64
+    """(W, W) rows from source to destination; the diagonal stays where it is."""
+    worker: int
+    """This worker."""
 
-    @property
+    @cached_property
+    def moved(self) -> Int64:
+        """The matrix without its diagonal."""
+        moved = self.matrix.copy()
+        np.fill_diagonal(moved, 0)
+        return moved
+
+    @cached_property
+    def send(self) -> tuple[int, ...]:
+        """Rows from this worker to each worker; 0 for the own."""
+        return tuple(self.moved[self.worker].tolist())
+
+    @cached_property
+    def receive(self) -> tuple[int, ...]:
+        """Rows that each worker sends here; 0 for the own."""
+        return tuple(self.moved[:, self.worker].tolist())
+
+    @cached_property
     def num_sent(self) -> int:
         """Rows that leave this worker."""
         return sum(self.send)
 
-    @property
+    @cached_property
     def num_received(self) -> int:
         """Rows that arrive at this worker."""
         return sum(self.receive)
 
-    def inverse(self) -> RowSplits:
+    @cached_property
+    def num_local(self) -> int:
+        """Rows that stay on this worker."""
+        return int(self.matrix[self.worker, self.worker])
+
+    @property
+    def num_own(self) -> int:
+        """Rows that this worker packs: those that leave and those that stay."""
+        return self.num_sent + self.num_local
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether any two workers of the pool exchange a row; the same on every worker."""
+        return bool(self.moved.any())
+
+    @cached_property
+    def inverse(self) -> RowTraffic:
         """The way back: what was received is sent."""
-        return RowSplits(send=self.receive, receive=self.send)
+        return RowTraffic(np.ascontiguousarray(self.matrix.T), self.worker)
 
 
-class PendingExchange:
-    """A started exchange. It keeps the buffers alive; wait() is called exactly once."""
+@dataclass(frozen=True, slots=True)
+class MailboxRequest:
+    """A mailbox that a layer needs; equal on all workers but for traffic.worker."""
 
-    def __init__(
-        self, received: torch.Tensor, sent: torch.Tensor, work: dist.Work | None = None
-    ) -> None:
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = (received, sent)
-        self._work = work
+    traffic: RowTraffic
+    chunks: int
+    width: int
+    """Elements of a row."""
+    dtype: torch.dtype
 
-    def wait(self) -> torch.Tensor:
-        """Return the received rows, ready for use on the current stream (CUDA) or for the caller
-        (CPU).
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mailbox:
+    """Rows of all chunks of one route direction on this worker, see the module docstring."""
+
+    rows: torch.Tensor
+    """(chunks * (num_received + num_own) + 1, width), contiguous; the last row is the caller's."""
+    traffic: RowTraffic
+    chunks: int
+
+    def received(self, chunk: int) -> torch.Tensor:
+        """(num_received, width), written between start and wait; by ascending source."""
+        count = self.traffic.num_received
+        return self.rows[chunk * count : (chunk + 1) * count]
+
+    def own(self, first: int, last: int) -> torch.Tensor:
+        """((last - first) * num_own, width): where the caller packs chunks [first, last)."""
+        start, count = self.chunks * self.traffic.num_received, self.traffic.num_own
+        return self.rows[start + first * count : start + last * count]
+
+    def sent(self, chunk: int) -> torch.Tensor:
+        """(num_sent, width), by ascending destination; not to be changed until the exchange is
+        waited for and the mailbox closed."""
+        start = self.chunks * self.traffic.num_received + chunk * self.traffic.num_own
+        return self.rows[start : start + self.traffic.num_sent]
+
+
+ChunkOf = tuple[Mailbox, int]
+"""A mailbox and the chunk of it that an exchange moves."""
+
+
+class Pending(Protocol):
+    """A started exchange; it keeps its buffers alive."""
+
+    def wait(self) -> None:
+        """Return when the received rows are ready: for the current stream (CUDA, the host does not
+        wait) or for the caller (CPU). Called exactly once.
 
         Raises:
-            RuntimeError: wait() was called before, or the collective failed.
+            RuntimeError: wait() was called before, or the exchange failed.
         """
-        if self._buffers is None:
-            raise RuntimeError("wait() was already called on this exchange; start another one.")
-        if self._work is not None:
-            self._work.wait()
-        received, _ = self._buffers
-        self._buffers = self._work = None
-        return received
 
 
 class Transport(Protocol):
-    """Moves rows inside one pool. Every worker starts the same exchanges in the same order."""
+    """Moves rows inside one pool, in one of the two directions (dispatch or return).
 
+    Collective: every worker of the pool makes the same calls in the same order, also with nothing
+    to send. A layer opens its mailboxes, starts their chunks, waits for each, closes them; the next
+    layer of the same transport opens after that.
+    """
+
+    name: str
+    """nccl, gloo, symmetric, symmetric + nccl or loopback."""
     num_workers: int
     worker: int
 
-    def start(
-        self, received: torch.Tensor, sent: torch.Tensor, splits: RowSplits
-    ) -> PendingExchange:
-        """Start one exchange. Collective: every worker of the pool calls it, also with nothing to
-        send.
+    def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
+        """Mailboxes for one layer; their contents are undefined. Must not be kept after close()."""
 
-        Args:
-            received: contiguous (splits.num_received, width), written until wait().
-            sent: contiguous (splits.num_sent, width), not to be changed until wait().
-            splits: rows for each worker.
-        """
+    def start(self, chunks: Sequence[ChunkOf]) -> Pending:
+        """Exchange sent(chunk) of each named mailbox into received(chunk) of its peers, as one
+        exchange. On CUDA it runs after the work enqueued so far on the current stream."""
 
-
-def check_exchange(
-    transport: Transport, received: torch.Tensor, sent: torch.Tensor, splits: RowSplits
-) -> None:
-    """Raise RuntimeError for buffers that would hang or corrupt a collective: a fault of the
-    caller."""
-    if len(splits.send) != transport.num_workers or len(splits.receive) != transport.num_workers:
-        raise RuntimeError(
-            f"splits name {len(splits.send)} workers, the pool has {transport.num_workers}."
-        )
-    if splits.send[transport.worker] or splits.receive[transport.worker]:
-        raise RuntimeError(
-            f"worker {transport.worker} must not send rows to itself through a transport."
-        )
-    if (len(sent), len(received)) != (splits.num_sent, splits.num_received):
-        raise RuntimeError(
-            f"buffers hold {len(sent)} and {len(received)} rows, the splits say "
-            f"{splits.num_sent} and {splits.num_received}."
-        )
-    if not (sent.is_contiguous() and received.is_contiguous()):
-        raise RuntimeError("send and receive buffers must be contiguous.")
+    def close(self, mailboxes: Sequence[Mailbox]) -> None:
+        """The caller has enqueued its last read of the mailboxes on the current stream."""
