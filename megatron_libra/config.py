@@ -110,7 +110,7 @@ class LibraConfig:
     backward_kv: BackwardKV = "save"
     """Backward keeps the received Q, K, V of forward (save) or transfers them again (refetch)."""
     kernel: str = "auto"
-    """Attention kernel: auto, reference, torch_flash."""
+    """Attention kernel: auto (the best that runs here), fa4, flash_attn, torch_flash, reference."""
     deterministic: bool = False
     """Same bits in every run: refuse kernels whose backward sums in a free order."""
     plan_ahead: int = 2
@@ -176,6 +176,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layout": get_args(Layout),
     "vrsp_scope": get_args(VRSPScope),
     "backward_kv": get_args(BackwardKV),
-    "kernel": ("auto", "reference", "torch_flash"),
+    "kernel": ("auto", "fa4", "flash_attn", "torch_flash", "reference"),
 }
 """The closed choices by field name."""
