@@ -14,6 +14,8 @@ __all__ = ["MAX_INTEGER", "AttentionShape", "LibraConfig", "positive_integer"]
 
 MAX_INTEGER = 2**31 - 1
 """Sizes and positions travel as int32."""
+DEFAULT_CHUNKS = 4
+"""M of the paper, and the most where the size of the layer decides."""
 
 Layout = Literal["zigzag", "contiguous"]
 KVFetch = Literal["prefix", "group"]
@@ -95,8 +97,9 @@ class LibraConfig:
     """B, the most tokens of one sequence block."""
     head_split: int = 1
     """H, head shards; divides the query heads, and divides or is divided by the kv heads."""
-    chunks: int = 4
-    """M, head chunks that the pipeliner overlaps; divides query heads / H."""
+    chunks: int | None = None
+    """M, head chunks that the pipeliner overlaps; divides query heads / H. None: by the size of the
+    layer, at most 4."""
     load_slack: float = 0.03
     """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
     placer: str = "home_first"
@@ -109,6 +112,8 @@ class LibraConfig:
     """What VRSP balances: pools (microbatch), step sums (step), both (pipeline); auto fits PP."""
     backward_kv: BackwardKV = "save"
     """Backward keeps the received Q, K, V of forward (save) or transfers them again (refetch)."""
+    transport: str = "auto"
+    """How rows travel: auto, nccl, gloo, symmetric (copy engines inside a node, NCCL between)."""
     kernel: str = "auto"
     """Attention kernel: auto (the best that runs here), fa4, flash_attn, torch_flash, reference."""
     deterministic: bool = False
@@ -119,7 +124,9 @@ class LibraConfig:
     """Seconds after which a missing plan is an error instead of a wait."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "pool_size", "block_size", "head_split", "chunks", "plan_ahead")
+        _require_positive(self, "pool_size", "block_size", "head_split", "plan_ahead")
+        if self.chunks is not None:
+            _require_positive(self, "chunks")
         for name, example in (("load_slack", 0.03), ("plan_timeout_s", 300)):
             object.__setattr__(self, name, _number(name, getattr(self, name), example))
         if not isinstance(self.deterministic, bool):
@@ -136,17 +143,23 @@ class LibraConfig:
                     f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
                 )
 
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks that a plan may have: M, or 4 where the size of the layer decides."""
+        return DEFAULT_CHUNKS if self.chunks is None else self.chunks
+
     def check_shape(self, shape: AttentionShape) -> None:
         """Raise ValueError unless H and M cut this shape's heads evenly (design: heads)."""
+        chunks = 1 if self.chunks is None else self.chunks
         width = shape.query_heads // self.head_split
         if shape.query_heads % self.head_split:
             raise ValueError(
                 f"head_split ({self.head_split}) must divide query_heads ({shape.query_heads}); "
                 f"try one of {divisors(shape.query_heads)}."
             )
-        if width % self.chunks:
+        if width % chunks:
             raise ValueError(
-                f"chunks ({self.chunks}) must divide query_heads / head_split ({width}); "
+                f"chunks ({chunks}) must divide query_heads / head_split ({width}); "
                 f"try one of {divisors(width)}."
             )
         _check_nested(
@@ -154,7 +167,7 @@ class LibraConfig:
         )
         _check_nested(
             shape,
-            self.head_split * self.chunks,
+            self.head_split * chunks,
             "head_split * chunks",
             [d for d in divisors(shape.query_heads) if d % self.head_split == 0],
         )
@@ -176,6 +189,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layout": get_args(Layout),
     "vrsp_scope": get_args(VRSPScope),
     "backward_kv": get_args(BackwardKV),
+    "transport": ("auto", "nccl", "gloo", "symmetric"),
     "kernel": ("auto", "fa4", "flash_attn", "torch_flash", "reference"),
 }
 """The closed choices by field name."""

@@ -81,10 +81,11 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], do
     if isinstance(field.default, bool):
         options["action"] = "store_false" if field.default else "store_true"
     else:
-        options["type"] = type(field.default)
+        # the one field without a default value, chunks, is a number
+        options["type"] = int if field.default is None else type(field.default)
         options["choices"] = CHOICES.get(field.name)
         options["metavar"] = None if field.name in CHOICES else field.name.upper()
-        doc += f" Default: {field.default}."
+        doc += "" if field.default is None else f" Default: {field.default}."
     group.add_argument(flag_of(field.name), help=doc.replace("%", "%%"), **options)
 
 

@@ -9,6 +9,7 @@ memory grows with the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.pool_plan import PoolPlan
-from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
+from megatron_libra.plan.worker_plan import LocalPart, Round, WorkerPlan, WorkerRoute
 
 __all__ = ["check_plan"]
 
 Int64 = NDArray[np.int64]
+_Part = WorkerPlan | LocalPart
 OUTSIDE = -1
 """Sample number of the padding tail."""
 
@@ -109,6 +111,12 @@ def _check_tiles(plan: PoolPlan, tokens: _Tokens) -> None:
 
 def _check_sent_is_received(workers: list[WorkerPlan]) -> None:
     for sender in workers:
+        for kind in ("query", "kv"):
+            local: WorkerRoute = getattr(sender.local, kind)
+            _require(
+                bool((local.send_peer == sender.worker).all()),
+                f"local {kind} rows of worker {sender.worker} leave it",
+            )
         for receiver in workers:
             for kind in ("query", "kv"):
                 sent: WorkerRoute = getattr(sender, kind)
@@ -122,20 +130,25 @@ def _check_sent_is_received(workers: list[WorkerPlan]) -> None:
 
 
 def _arrivals(
-    worker: WorkerPlan, workers: list[WorkerPlan], kind: str, tokens: _Tokens
+    part: _Part, worker: int, peers: Sequence[tuple[int, _Part]], kind: str, tokens: _Tokens
 ) -> tuple[Int64, Int64]:
-    """(rows,) flat token number and shard of every row of a worker's compute buffer."""
-    own: WorkerRoute = getattr(worker, kind)
+    """(rows,) flat token number and shard of every row of a part's compute buffer.
+
+    Args:
+        part: the worker's plan, or its local part.
+        peers: the parts that may send to it, with their workers.
+    """
+    own: WorkerRoute = getattr(part, kind)
     flat = np.full(own.num_rows, -1, np.int64)
     shard = np.full(own.num_rows, -1, np.int64)
-    for peer in workers:
-        theirs: WorkerRoute = getattr(peer, kind)
-        sent = np.flatnonzero(theirs.send_peer == worker.worker)
-        rows = own.recv_row[own.recv_peer == peer.worker]
+    for peer, their_part in peers:
+        theirs: WorkerRoute = getattr(their_part, kind)
+        sent = np.flatnonzero(theirs.send_peer == worker)
+        rows = own.recv_row[own.recv_peer == peer]
         for index, row in zip(sent.tolist(), rows.tolist(), strict=True):
             token, count = int(theirs.send_token[index]), int(theirs.send_count[index])
             _require(bool((flat[row : row + count] == -1).all()), f"a {kind} row arrives twice")
-            held = tokens.local[peer.worker]
+            held = tokens.local[peer]
             _require(token + count <= len(held), f"a {kind} range leaves its home's tokens")
             flat[row : row + count] = held[token : token + count]
             shard[row : row + count] = theirs.send_shard[index]
@@ -151,27 +164,56 @@ def _check_worker(
     covered: Int64,
 ) -> int:
     """Follow one worker's rows and calls; returns the pairs it computes."""
-    queries, shard = _arrivals(worker, workers, "query", tokens)
-    keys, kv_shard = _arrivals(worker, workers, "kv", tokens)
+    peers = [(peer.worker, peer) for peer in workers]
+    exchanged = _check_part(plan, worker, worker.worker, peers, tokens, covered)
+    if worker.rounds:
+        whole = worker.rounds[0].key_stop == worker.num_kv_rows
+        _require(whole, f"worker {worker.worker} has keys that round 0 does not touch")
+    local, early = worker.local, worker.local.num_early_rounds
+    for rounds in (local.rounds[:early], local.rounds[early:]):
+        for round_ in rounds:
+            nested = round_.key_start == rounds[0].key_start
+            nested = nested and round_.key_stop <= rounds[0].key_stop
+            _require(nested, f"worker {worker.worker} has a round that its first does not cover")
+    firsts = [rounds[0] for rounds in (local.rounds[:early], local.rounds[early:]) if rounds]
+    stops = [0, *(round_.key_stop for round_ in firsts)]
+    whole = [round_.key_start for round_ in firsts] == stops[:-1]
+    _require(
+        whole and stops[-1] == local.kv.num_rows,
+        f"worker {worker.worker} has local keys that its first rounds do not touch",
+    )
+    own = [(worker.worker, local)]
+    return exchanged + _check_part(plan, local, worker.worker, own, tokens, covered)
+
+
+def _check_part(
+    plan: PoolPlan,
+    part: _Part,
+    worker: int,
+    peers: Sequence[tuple[int, _Part]],
+    tokens: _Tokens,
+    covered: Int64,
+) -> int:
+    """Follow the rows and calls of one part; returns the pairs it computes."""
+    queries, shard = _arrivals(part, worker, peers, "query", tokens)
+    keys, kv_shard = _arrivals(part, worker, peers, "kv", tokens)
     held = kv_shard * tokens.sample.size + keys
-    _require(len(np.unique(held)) == len(held), f"worker {worker.worker} fetches a key twice")
+    _require(len(np.unique(held)) == len(held), f"worker {worker} fetches a key twice")
     np.add.at(covered, (shard, queries), 1)
     sample, position = tokens.sample.ravel(), tokens.position.ravel()
     needed = np.array([plan.heads.kv_shard_of(h) for h in range(plan.heads.head_split)])
     stop, pairs = 0, 0
-    for round_ in worker.rounds:
-        _require(round_.query_start == stop, f"worker {worker.worker} skips query rows")
+    for round_ in part.rounds:
+        _require(round_.query_start == stop, f"worker {worker} skips query rows")
         stop = round_.query_stop
         rows = slice(round_.query_start, round_.query_stop)
+        resident = slice(round_.key_start, round_.key_stop)
         pairs += _check_round(
             round_,
             (sample[queries[rows]], position[queries[rows]], needed[shard[rows]]),
-            (sample[keys], position[keys], kv_shard),
+            (sample[keys[resident]], position[keys[resident]], kv_shard[resident]),
         )
-    _require(stop == len(queries), f"worker {worker.worker} leaves query rows out")
-    if worker.rounds:
-        whole = worker.rounds[0].key_stop == len(keys)
-        _require(whole, f"worker {worker.worker} has keys that round 0 does not touch")
+    _require(stop == len(queries), f"worker {worker} leaves query rows out")
     return pairs
 
 
@@ -183,7 +225,8 @@ def _check_round(
     _require(bool((num_keys >= num_queries).all()), "an entry has more queries than keys")
     _require(round_.max_queries == num_queries.max(), "max_queries is wrong")
     _require(round_.max_keys == num_keys.max(), "max_keys is wrong")
-    _require(round_.key_stop == round_.cu_keys[-1], "key_stop differs from the entries")
+    resident = round_.key_stop - round_.key_start
+    _require(resident == round_.cu_keys[-1], "key_stop differs from the entries")
     pairs = 0
     for entry in np.flatnonzero(num_queries).tolist():
         q = slice(round_.cu_queries[entry], round_.cu_queries[entry + 1])

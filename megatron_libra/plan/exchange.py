@@ -23,7 +23,7 @@ from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.rounds import GroupTable, RangeTable
 from megatron_libra.plan.sequences import SamplePool
 
-__all__ = ["RouteTable", "kv_route", "query_route", "traffic_rows"]
+__all__ = ["RouteTable", "kv_route", "query_route", "route_rows", "traffic_rows"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -77,12 +77,17 @@ def kv_route(samples: SamplePool, layout: TokenLayout, groups: GroupTable) -> Ro
 
 def traffic_rows(route: RouteTable, num_workers: int) -> Int64:
     """(W, W) rows that cross workers, source row and destination column."""
+    matrix = route_rows(route, num_workers)
+    np.fill_diagonal(matrix, 0)
+    return matrix
+
+
+def route_rows(route: RouteTable, num_workers: int) -> Int64:
+    """(W, W) rows from source to destination; the diagonal are those that stay."""
     pair = route.source.astype(np.int64) * num_workers + route.destination
     rows = np.zeros(num_workers * num_workers, np.int64)
     np.add.at(rows, pair, route.count)
-    matrix = rows.reshape(num_workers, num_workers)
-    np.fill_diagonal(matrix, 0)
-    return matrix
+    return rows.reshape(num_workers, num_workers)
 
 
 def _route(

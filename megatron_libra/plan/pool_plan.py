@@ -19,19 +19,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.config import AttentionShape, LibraConfig, positive_integer
-from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, traffic_rows
+from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, route_rows, traffic_rows
 from megatron_libra.plan.heads import HeadPartition, fit_chunks
 from megatron_libra.plan.layout import TokenLayout, round_up
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
 from megatron_libra.plan.rounds import EntryTable, order_rows
-from megatron_libra.plan.sequences import check_lengths, read_rows, read_samples
-from megatron_libra.plan.tiles import TileTable, cut_blocks
-from megatron_libra.plan.worker_plan import WorkerPlan, WorkerRoute, cut_rounds
+from megatron_libra.plan.sequences import SamplePool, check_lengths, read_rows, read_samples
+from megatron_libra.plan.tiles import TileTable, causal_pairs, cut_blocks
+from megatron_libra.plan.worker_plan import LocalPart, WorkerPlan, WorkerRoute, cut_rounds
 
 __all__ = ["PoolPlan", "plan_pool"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
+CHUNK_FLOPS = 200_000_000_000
+"""Fewest FLOPs of a worker's chunk in forward: about 0.3 ms of FlashAttention on a Hopper GPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalTables:
+    """The local part of all workers: what they compute of their own tokens alone."""
+
+    query: RouteTable
+    kv: RouteTable
+    entries: EntryTable
+    early_rounds: Int64
+    """(W,) rounds that are computed under the first dispatch; the later ones under the last
+    return."""
+    early_keys: Int64
+    """(W,) resident rows of the early rounds, before those of the late ones."""
+
+    def part_of(self, worker: int) -> LocalPart:
+        """One worker's local part."""
+        early = int(self.early_rounds[worker])
+        return LocalPart(
+            query=WorkerRoute.of(self.query, worker),
+            kv=WorkerRoute.of(self.kv, worker),
+            rounds=cut_rounds(
+                self.entries, worker, early_rounds=early, early_keys=int(self.early_keys[worker])
+            ),
+            num_early_rounds=early,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +77,8 @@ class PoolPlan:
     query: RouteTable
     kv: RouteTable
     entries: EntryTable
+    """Of the exchanged part, as are query and kv."""
+    local: LocalTables
 
     @property
     def num_workers(self) -> int:
@@ -58,7 +88,7 @@ class PoolPlan:
     @property
     def heads(self) -> HeadPartition:
         """How the heads are cut."""
-        return HeadPartition.of(self.shape, self.config.head_split, self.config.chunks)
+        return HeadPartition.of(self.shape, self.config.head_split, self.config.most_chunks)
 
     @cached_property
     def loads(self) -> Int64:
@@ -87,6 +117,16 @@ class PoolPlan:
         return int(self.tiles.pairs.max()) * self.num_workers / total if total else 0.0
 
     @cached_property
+    def query_rows(self) -> Int64:
+        """(W, W) rows (token x head shard) of the query route; the diagonal stays."""
+        return route_rows(self.query, self.num_workers)
+
+    @cached_property
+    def kv_rows(self) -> Int64:
+        """(W, W) rows (token x kv shard) of the kv route; the diagonal stays."""
+        return route_rows(self.kv, self.num_workers)
+
+    @cached_property
     def traffic_bytes(self) -> Int64:
         """(W, W) bytes of one layer's forward, row source, column destination."""
         element = self.shape.head_dim * self.shape.bytes_per_element
@@ -100,16 +140,15 @@ class PoolPlan:
 
     @cached_property
     def num_rounds(self) -> Int64:
-        """(W,) varlen calls of each worker, per head chunk."""
-        rounds = np.zeros(self.num_workers, np.int64)
-        np.maximum.at(rounds, self.entries.worker, self.entries.round + 1)
-        return rounds
+        """(W,) varlen calls of each worker: of one head chunk, and of the local part."""
+        return self._rounds_of(self.entries) + self._rounds_of(self.local.entries)
 
     @cached_property
     def peak_resident_kv_bytes(self) -> Int64:
         """(W,) bytes of the K and V that are resident on each worker, its own included."""
         rows = np.zeros(self.num_workers, np.int64)
-        np.add.at(rows, self.kv.destination, self.kv.count)
+        for route in (self.kv, self.local.kv):
+            np.add.at(rows, route.destination, route.count)
         element = self.shape.head_dim * self.shape.bytes_per_element
         return rows * (2 * self.heads.kv_heads_per_shard * element)
 
@@ -117,7 +156,9 @@ class PoolPlan:
     def digest(self) -> str:
         """sha256 of everything that the plan says, as hex."""
         sha = hashlib.sha256(repr(self._header()).encode())
-        for table in (self.tiles, self.query, self.kv, self.entries):
+        local = self.local
+        tables = (self.tiles, self.query, self.kv, self.entries)
+        for table in (*tables, local.query, local.kv, local.entries):
             for name in table.__slots__:
                 column: NDArray[np.int64] = getattr(table, name)
                 sha.update(np.ascontiguousarray(column, "<i8").tobytes())
@@ -139,7 +180,10 @@ class PoolPlan:
             digest=self.digest,
             query=WorkerRoute.of(self.query, worker),
             kv=WorkerRoute.of(self.kv, worker),
+            query_rows=self.query_rows,
+            kv_rows=self.kv_rows,
             rounds=cut_rounds(self.entries, worker),
+            local=self.local.part_of(worker),
         )
 
     def to_bytes(self) -> bytes:
@@ -166,6 +210,11 @@ class PoolPlan:
         load = np.zeros(self.num_workers, np.int64)
         np.add.at(load, owner, self.tiles.pairs)
         return load
+
+    def _rounds_of(self, entries: EntryTable) -> Int64:
+        rounds = np.zeros(self.num_workers, np.int64)
+        np.maximum.at(rounds, entries.worker, entries.round + 1)
+        return rounds
 
     def _header(self) -> tuple[object, ...]:
         c = self.config
@@ -211,10 +260,12 @@ def plan_pool(
     config = _effective(config, context_parallel_size, shape)
     layout = _layout(sequences, config, context_parallel_size, seq_length)
     samples = read_samples(sequences, layout.seq_length)
+    config = _with_chunks(config, samples, layout, shape)
     blocks = cut_blocks(samples, layout, config.block_size)
     problem = PlacementProblem.of(samples, blocks, layout, shape, config)
     worker = PLACERS[config.placer](problem)
-    compute = order_rows(samples, blocks, problem.heads, worker, config.kv_fetch)
+    compute = order_rows(samples, blocks, layout, problem.heads, worker, config.kv_fetch)
+    exchanged, local = compute.exchanged, compute.local
     return PoolPlan(
         sequences=samples.lengths,
         seq_length=layout.seq_length,
@@ -222,16 +273,23 @@ def plan_pool(
         shape=shape,
         config=config,
         tiles=TileTable.of(blocks, config.head_split, worker),
-        query=query_route(samples, layout, compute.ranges),
-        kv=kv_route(samples, layout, compute.groups),
-        entries=compute.entries,
+        query=query_route(samples, layout, exchanged.ranges),
+        kv=kv_route(samples, layout, exchanged.groups),
+        entries=exchanged.entries,
+        local=LocalTables(
+            query=query_route(samples, layout, local.ranges),
+            kv=kv_route(samples, layout, local.groups),
+            entries=local.entries,
+            early_rounds=compute.early_rounds,
+            early_keys=compute.early_keys,
+        ),
     )
 
 
 def _effective(
     config: LibraConfig, context_parallel_size: int, shape: AttentionShape
 ) -> LibraConfig:
-    """The choices that hold: placer ulysses cuts CP head shards and as many chunks as fit."""
+    """The choices that hold: placer ulysses cuts CP head shards."""
     if config.placer != "ulysses":
         config.check_shape(shape)
         return config
@@ -240,10 +298,24 @@ def _effective(
             f"context_parallel_size ({context_parallel_size}) must divide query_heads "
             f"({shape.query_heads}) for placer ulysses; try placer home."
         )
-    chunks = fit_chunks(shape, context_parallel_size, config.chunks)
+    chunks = config.chunks and fit_chunks(shape, context_parallel_size, config.chunks)
     config = replace(config, head_split=context_parallel_size, chunks=chunks)
     config.check_shape(shape)
     return config
+
+
+def _with_chunks(
+    config: LibraConfig, samples: SamplePool, layout: TokenLayout, shape: AttentionShape
+) -> LibraConfig:
+    """M by the size of the layer where none is given: chunks too short to hide a transfer cost
+    more launches than they gain."""
+    if config.chunks is not None:
+        return config
+    pairs = int(causal_pairs(np.zeros_like(samples.length), samples.length).sum())
+    workers = samples.num_slots * layout.context_parallel_size
+    flops = 4 * shape.head_dim * shape.query_heads * pairs // workers
+    most = max(1, min(config.most_chunks, flops // CHUNK_FLOPS))
+    return replace(config, chunks=fit_chunks(shape, config.head_split, most))
 
 
 def _layout(

@@ -17,18 +17,22 @@ Example, one sample of 8 tokens, B = 2, a worker with blocks [2, 4) and [6, 8):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.layout import TokenLayout
+from megatron_libra.plan.parts import EARLY, EXCHANGED, LATE, NUM_PARTS, parts_of
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable
 
-__all__ = ["ComputePlan", "EntryTable", "GroupTable", "RangeTable", "order_rows"]
+__all__ = ["ComputePlan", "EntryTable", "GroupTable", "PartTables", "RangeTable", "order_rows"]
 
 Int64 = NDArray[np.int64]
+NOBODY = -1
+"""The worker of a fragment that belongs to another part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,23 +73,90 @@ class EntryTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ComputePlan:
-    """What every worker computes, in which order."""
+class PartTables:
+    """What every worker computes in one part, and in which order."""
 
     ranges: RangeTable
     groups: GroupTable
     entries: EntryTable
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputePlan:
+    """The exchanged part, and the local part whose late rows stand behind the early ones."""
+
+    exchanged: PartTables
+    local: PartTables
+    early_rounds: Int64
+    """(W,) rounds of the local part that belong to its early half."""
+    early_keys: Int64
+    """(W,) resident rows of the local part that belong to its early half."""
+
+
 def order_rows(
     samples: SamplePool,
     blocks: BlockTable,
+    layout: TokenLayout,
     heads: HeadPartition,
     tile_worker: Int64,
     kv_fetch: str,
 ) -> ComputePlan:
     """Ranges, groups and entries of all workers, given the worker of every tile."""
-    worker, shard, sample, start, stop = _merge_fragments(blocks, heads, tile_worker)
+    block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
+    worker = tile_worker.reshape(-1, heads.head_split).T[:, block]
+    kv_shard = np.arange(heads.head_split) * heads.kv_shards // heads.head_split
+    part = parts_of(samples, blocks, layout, worker, kv_shard, kv_fetch)
+    size = samples.num_slots * layout.context_parallel_size
+    tables = [
+        _order_part(samples, blocks, heads, np.where(part == p, worker, NOBODY), kv_fetch)
+        for p in range(NUM_PARTS)
+    ]
+    early = tables[EARLY]
+    rounds, rows, keys = np.zeros((3, size), np.int64)
+    np.maximum.at(rounds, early.entries.worker, early.entries.round + 1)
+    np.add.at(rows, early.ranges.worker, early.ranges.stop - early.ranges.start)
+    np.add.at(keys, early.groups.worker, early.groups.num_keys)
+    local = _joined(early, _moved(tables[LATE], rounds, rows, keys))
+    return ComputePlan(tables[EXCHANGED], local, early_rounds=rounds, early_keys=keys)
+
+
+def _moved(late: PartTables, rounds: Int64, rows: Int64, keys: Int64) -> PartTables:
+    """The late half, numbered on behind the early one."""
+    r, g, e = late.ranges, late.groups, late.entries
+    return PartTables(
+        replace(r, row=r.row + rows[r.worker]),
+        replace(g, row=g.row + keys[g.worker]),
+        replace(e, round=e.round + rounds[e.worker]),
+    )
+
+
+def _joined(early: PartTables, late: PartTables) -> PartTables:
+    """Both halves, by worker."""
+    return PartTables(
+        _concatenate(early.ranges, late.ranges),
+        _concatenate(early.groups, late.groups),
+        _concatenate(early.entries, late.entries),
+    )
+
+
+def _concatenate[Table: (RangeTable, GroupTable, EntryTable)](first: Table, second: Table) -> Table:
+    order = np.argsort(np.concatenate([first.worker, second.worker]), kind="stable")
+    columns = {
+        field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])[order]
+        for field in fields(first)
+    }
+    return type(first)(**columns)
+
+
+def _order_part(
+    samples: SamplePool,
+    blocks: BlockTable,
+    heads: HeadPartition,
+    fragment_worker: Int64,
+    kv_fetch: str,
+) -> PartTables:
+    """Tables of the fragments (H, F) that somebody computes in this part."""
+    worker, shard, sample, start, stop = _merge_fragments(blocks, fragment_worker)
     kv_shard = shard * heads.kv_shards // heads.head_split
     group_key = (worker * heads.kv_shards + kv_shard) * max(len(samples.length), 1) + sample
     order = np.lexsort((-stop, group_key))
@@ -116,20 +187,17 @@ def order_rows(
         stop=stop[kernel],
         row=_starts_within(worker[kernel], (stop - start)[kernel]),
     )
-    return ComputePlan(
+    return PartTables(
         ranges, groups, _entries(ranges, round_[kernel], np.repeat(num_keys, uses)[kernel])
     )
 
 
 def _merge_fragments(
-    blocks: BlockTable, heads: HeadPartition, tile_worker: Int64
+    blocks: BlockTable, fragment_worker: Int64
 ) -> tuple[Int64, Int64, Int64, Int64, Int64]:
     """Columns worker, head shard, sample, start, stop of the merged query ranges."""
-    num_fragments = len(blocks.fragment_sample)
-    block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
-    shard = np.repeat(np.arange(heads.head_split), num_fragments)
-    fragment = np.tile(np.arange(num_fragments), heads.head_split)
-    worker = tile_worker[np.tile(block, heads.head_split) * heads.head_split + shard]
+    shard, fragment = np.nonzero(fragment_worker != NOBODY)
+    worker = fragment_worker[shard, fragment]
     order = np.argsort(worker, kind="stable")
     worker, shard, fragment = worker[order], shard[order], fragment[order]
     sample = blocks.fragment_sample[fragment]

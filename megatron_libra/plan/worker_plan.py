@@ -2,8 +2,9 @@
 
 In: the routes and entries of a pool. Out: WorkerPlan.
 
-Both lists of a route contain the local part (peer == worker); it never enters a collective. The
-i-th range that a sends to b is the i-th that b receives from a.
+A worker computes an exchanged part (query, kv, rounds) and a local part. Both lists of a route
+contain the rows that stay (peer == worker); they never enter a collective. The i-th range that a
+sends to b is the i-th that b receives from a.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.rounds import EntryTable
 
-__all__ = ["Round", "WorkerPlan", "WorkerRoute"]
+__all__ = ["LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,19 +64,32 @@ class WorkerRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """One varlen call per head chunk: causal, bottom-right aligned, empty entries are fillers."""
+    """One varlen call, causal and bottom-right aligned, whose empty entries are fillers: one for
+    each head chunk of the exchanged part, one for all heads of a shard of the local part."""
 
     query_start: int
     query_stop: int
     """Query rows [query_start, query_stop) of the compute buffer."""
+    key_start: int
     key_stop: int
-    """Keys are rows [0, key_stop) of the resident buffer."""
+    """Keys are rows [key_start, key_stop) of the resident buffer."""
     cu_queries: Int32
     """(n + 1,) entry boundaries, relative to query_start."""
     cu_keys: Int32
-    """(n + 1,) entry boundaries from 0 to key_stop."""
+    """(n + 1,) entry boundaries, relative to key_start."""
     max_queries: int
     max_keys: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalPart:
+    """Work whose queries and keys are all at home: copies inside the worker, never an exchange."""
+
+    query: WorkerRoute
+    kv: WorkerRoute
+    rounds: tuple[Round, ...]
+    num_early_rounds: int
+    """The first rounds are computed under the first dispatch, the others under the last return."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +106,12 @@ class WorkerPlan:
     """Digest of the pool plan this is a part of."""
     query: WorkerRoute
     kv: WorkerRoute
+    query_rows: Int64
+    """(W, W) rows of the query route from source to destination, the same on every worker."""
+    kv_rows: Int64
+    """(W, W) rows of the kv route."""
     rounds: tuple[Round, ...]
+    local: LocalPart
 
     @property
     def num_query_rows(self) -> int:
@@ -104,8 +124,10 @@ class WorkerPlan:
         return self.kv.num_rows
 
 
-def cut_rounds(entries: EntryTable, worker: int) -> tuple[Round, ...]:
-    """The varlen calls of a worker."""
+def cut_rounds(
+    entries: EntryTable, worker: int, *, early_rounds: int = 0, early_keys: int = 0
+) -> tuple[Round, ...]:
+    """The varlen calls of a worker; those behind the early ones read keys from early_keys on."""
     first, last = np.searchsorted(entries.worker, [worker, worker + 1])
     rounds: list[Round] = []
     query_start = 0
@@ -113,11 +135,13 @@ def cut_rounds(entries: EntryTable, worker: int) -> tuple[Round, ...]:
         begin, end = first + np.searchsorted(entries.round[first:last], [number, number + 1])
         queries, keys = entries.num_queries[begin:end], entries.num_keys[begin:end]
         cu_queries, cu_keys = _boundaries(queries), _boundaries(keys)
+        key_start = 0 if number < early_rounds else early_keys
         rounds.append(
             Round(
                 query_start=query_start,
                 query_stop=query_start + int(cu_queries[-1]),
-                key_stop=int(cu_keys[-1]),
+                key_start=key_start,
+                key_stop=key_start + int(cu_keys[-1]),
                 cu_queries=cu_queries,
                 cu_keys=cu_keys,
                 max_queries=int(queries.max()),

@@ -68,7 +68,7 @@ class Grid:
             ValueError: a value that was asked for breaks a rule, or nothing is left.
         """
         found = {
-            Candidate(pool, block, heads, fit_chunks(job.shape, heads, base.chunks), scope, placer)
+            Candidate(pool, block, heads, fit_chunks(job.shape, heads, base.most_chunks), scope, placer)
             for pool, block, heads, scope, placer in product(
                 self._pool_sizes(job),
                 self._block_sizes(job),
@@ -137,8 +137,8 @@ def references(job: TrainingJob, base: LibraConfig) -> dict[str, Candidate]:
     size = job.context_parallel_size
     whole = max(1, job.seq_length // (2 * size))
     if fits(job.shape, size, 1):
-        chunks = fit_chunks(job.shape, size, base.chunks)
+        chunks = fit_chunks(job.shape, size, base.most_chunks)
         found["ulysses"] = Candidate(1, whole, size, chunks, "off", "ulysses")
-    chunks = fit_chunks(job.shape, 1, base.chunks)
+    chunks = fit_chunks(job.shape, 1, base.most_chunks)
     found["home"] = Candidate(1, whole, 1, chunks, "off", "home")
     return found

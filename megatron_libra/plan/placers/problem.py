@@ -59,7 +59,7 @@ class PlacementProblem:
         """Costs of placing the blocks' tiles; config must be the effective one (H, M of the
         placer).
         """
-        heads = HeadPartition.of(shape, config.head_split, config.chunks)
+        heads = HeadPartition.of(shape, config.head_split, config.most_chunks)
         token_bytes = shape.head_dim * shape.bytes_per_element
         return cls(
             num_workers=samples.num_slots * layout.context_parallel_size,
