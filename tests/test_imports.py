@@ -1,4 +1,4 @@
-"""The arrows config <- plan <- {data <- simulator <- bench, executor} <- integration, cli.
+"""The arrows config <- plan <- {data <- simulator <- bench, executor} <- integration, replay <- cli.
 
 Also held: only integration knows megatron, plan needs numpy alone and touches nothing outside its
 arguments, only cli prints, and the package imports where numpy is all there is.
@@ -25,8 +25,9 @@ INNER = {
     "simulator": {"config", "plan", "data", "orphans"},
     "bench": {"config", "plan", "data", "simulator"},
     "executor": {"config", "plan", "orphans"},
+    "replay": {"config", "plan", "data", "simulator", "bench", "executor", "orphans"},
     "integration": {"config", "plan", "data", "executor", ""},
-    "cli": {"config", "plan", "data", "simulator", "bench", "executor", ""},
+    "cli": {"config", "plan", "data", "simulator", "bench", "executor", "replay", ""},
     # The package itself and `python -m megatron_libra.run`.
     "": {"config", "plan", "executor"},
     "run": {"integration"},
@@ -40,6 +41,7 @@ OUTER = {
     "simulator": {"numpy", "matplotlib"},
     "bench": {"numpy"},
     "executor": {"numpy", "torch"},
+    "replay": {"numpy", "torch", "matplotlib"},
     "integration": {"numpy", "torch", "megatron", "yaml"},
     "cli": {"numpy", "rich", "torch", "typer"},
     "": set(),
