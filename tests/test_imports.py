@@ -1,4 +1,4 @@
-"""The arrows config <- plan <- {data <- simulator <- bench, executor} <- integration, replay <- cli.
+"""The arrows config <- plan <- {data <- simulator <- bench, executor} <- integration, replay, cli.
 
 Also held: only integration knows megatron, plan needs numpy alone and touches nothing outside its
 arguments, only cli prints, and the package imports where numpy is all there is.
