@@ -7,14 +7,21 @@ heads, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from megatron_libra.executor.backward import Gradients, HomeTensors, run_backward
+from megatron_libra.executor.backward import (
+    Gradients,
+    HomeTensors,
+    SavedTensors,
+    run_backward,
+)
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.forward import ComputedChunk, run_forward
+from megatron_libra.executor.forward import Computed, run_forward
 
 __all__ = ["libra_attention", "saved_bytes"]
 
@@ -49,9 +56,7 @@ def libra_attention(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _LibraAttention.apply(q, k, v, bound_plan, scale)
-    out = run_forward(q, k, v, bound_plan, scale, keep=False).out
-    assert out is not None
-    return out
+    return run_forward(q, k, v, bound_plan, scale, keep=False).out
 
 
 def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: int) -> int:
@@ -60,19 +65,20 @@ def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: i
     `save` keeps what was received and computed. `refetch` keeps the home tensors, which a training
     framework mostly holds anyway, and the log-sum-exp.
     """
-    heads, shape = bound_plan.heads, bound_plan.plan.shape
-    lse = bound_plan.query.num_rows * heads.query_heads_per_shard * max(4, bytes_per_element)
+    heads, plan, shape = bound_plan.heads, bound_plan.plan, bound_plan.plan.shape
+    rows = plan.num_query_rows + plan.local.query.num_rows
+    lse = rows * heads.query_heads_per_shard * max(4, bytes_per_element)
     if backward_kv == "refetch":
-        elements = bound_plan.plan.num_local_tokens * 2 * (shape.query_heads + shape.kv_heads)
+        elements = plan.num_local_tokens * 2 * (shape.query_heads + shape.kv_heads)
     else:
-        elements = 2 * bound_plan.query.num_rows * heads.query_heads_per_shard
-        elements += 2 * bound_plan.kv.num_rows * heads.kv_heads_per_shard
+        elements = 2 * rows * heads.query_heads_per_shard
+        elements += 2 * (plan.num_kv_rows + plan.local.kv.num_rows) * heads.kv_heads_per_shard
     return elements * shape.head_dim * bytes_per_element + lse
 
 
 class _LibraAttention(torch.autograd.Function):
-    """Saved tensors, flat: for each chunk q, out and its lse; then K/V pieces (save) or q, k, v,
-    out (refetch)."""
+    """Saved tensors, flat: q, k, v, out of the layer (refetch) or of the local part and of each
+    chunk, K/V once a piece (save); then the log-sum-exps of the local part and of each chunk."""
 
     @staticmethod
     def forward(
@@ -81,45 +87,51 @@ class _LibraAttention(torch.autograd.Function):
         result = run_forward(q, k, v, bound, scale, keep=True)
         ctx.bound, ctx.scale = bound, scale
         ctx.refetch = bound.runtime.config.backward_kv == "refetch"
-        lses = [lse for chunk in result.chunks for lse in chunk.lse]
         if ctx.refetch:
-            ctx.save_for_backward(q, k, v, result.out, *lses)
+            kept = [q, k, v, result.out]
         else:
-            pieces = [c.kv for m, c in enumerate(result.chunks) if bound.brings_kv(m)]
-            both = [tensor for chunk in result.chunks for tensor in (chunk.q, chunk.out)]
-            ctx.save_for_backward(*pieces, *both, *lses)
-        assert result.out is not None
+            local = result.local
+            kept = [local.q, local.k, local.v, local.out]
+            for number, chunk in enumerate(result.chunks):
+                kept += [chunk.q, chunk.out]
+                kept += [chunk.k, chunk.v] if bound.brings_kv(number) else []
+        lses = [lse for part in (result.local, *result.chunks) for lse in part.lse]
+        ctx.save_for_backward(*kept, *lses)
         return result.out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        bound, tensors = ctx.bound, ctx.saved_tensors
-        kept = _home_tensors(tensors, bound) if ctx.refetch else _computed_chunks(tensors, bound)
-        gradients: Gradients = run_backward(dout, kept, bound, ctx.scale)
+        saved = iter(ctx.saved_tensors)
+        read = _home_tensors if ctx.refetch else _saved_tensors
+        gradients: Gradients = run_backward(dout, read(saved, ctx.bound), ctx.bound, ctx.scale)
         return (*gradients, None, None)
 
 
-def _by_chunk(
-    lses: tuple[torch.Tensor, ...], bound: BoundPlan
-) -> tuple[tuple[torch.Tensor, ...], ...]:
-    rounds = len(bound.rounds)
-    return tuple(lses[m * rounds : (m + 1) * rounds] for m in range(bound.heads.chunks))
+Tensors = Iterator[torch.Tensor]
 
 
-def _home_tensors(tensors: tuple[torch.Tensor, ...], bound: BoundPlan) -> HomeTensors:
-    q, k, v, out, *lses = tensors
-    return HomeTensors(q, k, v, out, _by_chunk(tuple(lses), bound))
+def _home_tensors(saved: Tensors, bound: BoundPlan) -> HomeTensors:
+    q, k, v, out = islice(saved, 4)
+    local = tuple(islice(saved, len(bound.local.rounds)))
+    return HomeTensors(q, k, v, out, local, tuple(_lses(saved, bound)))
 
 
-def _computed_chunks(tensors: tuple[torch.Tensor, ...], bound: BoundPlan) -> list[ComputedChunk]:
-    heads = bound.heads
-    pieces, rest = tensors[: heads.kv_pieces], tensors[heads.kv_pieces :]
-    lses = _by_chunk(rest[2 * heads.chunks :], bound)
-    return [
-        ComputedChunk(rest[2 * m], pieces[heads.kv_piece_of(m)], rest[2 * m + 1], lses[m])
-        for m in range(heads.chunks)
-    ]
+def _saved_tensors(saved: Tensors, bound: BoundPlan) -> SavedTensors:
+    q, k, v, out = islice(saved, 4)
+    chunks: list[tuple[torch.Tensor, ...]] = []
+    for number in range(bound.heads.chunks if bound.exchanges else 0):
+        chunk_q, chunk_out = islice(saved, 2)
+        keys = tuple(islice(saved, 2)) if bound.brings_kv(number) else chunks[-1][1:3]
+        chunks.append((chunk_q, *keys, chunk_out))
+    local = Computed(q, k, v, out, tuple(islice(saved, len(bound.local.rounds))))
+    lses = _lses(saved, bound)
+    return SavedTensors(local, [Computed(*c, lse) for c, lse in zip(chunks, lses, strict=False)])
+
+
+def _lses(saved: Tensors, bound: BoundPlan) -> list[tuple[torch.Tensor, ...]]:
+    """By chunk and round."""
+    return [tuple(islice(saved, len(bound.rounds))) for _ in range(bound.heads.chunks)]
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: BoundPlan) -> None:

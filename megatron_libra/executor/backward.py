@@ -15,19 +15,22 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.forward import ComputedChunk, kv_rows, query_rows, returned_buffer
+from megatron_libra.executor.forward import Computed, joined, kv_rows, local_rows, query_rows
+from megatron_libra.executor.kernels import BoundRound
 from megatron_libra.executor.pipeliner import run_chunks
-from megatron_libra.executor.transfers import (
-    PendingRows,
-    start_chunk,
-    start_dispatch,
-    start_return,
-    sum_at_home,
-)
+from megatron_libra.executor.transfers import Dispatch, Return, sum_at_home
 
-__all__ = ["HomeTensors", "run_backward"]
+__all__ = ["HomeTensors", "SavedTensors", "run_backward"]
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTensors:
+    """What `save` keeps: everything that the worker computed with, and its results."""
+
+    local: Computed
+    chunks: list[Computed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,123 +42,197 @@ class HomeTensors:
     k: torch.Tensor
     v: torch.Tensor
     out: torch.Tensor
+    local_lse: tuple[torch.Tensor, ...]
+    """By round."""
     lse: tuple[tuple[torch.Tensor, ...], ...]
     """By chunk and round."""
 
 
 def run_backward(
-    dout: torch.Tensor, kept: list[ComputedChunk] | HomeTensors, bound: BoundPlan, scale: float
+    dout: torch.Tensor, kept: SavedTensors | HomeTensors, bound: BoundPlan, scale: float
 ) -> Gradients:
     """Gradients of this worker's tokens. Collective: every worker of the pool, in reverse layer
     order.
 
     Args:
         dout: (T, N, D); need not be contiguous.
-        kept: the chunks of forward (`save`) or the home tensors (`refetch`); the same kind on every
-            worker.
+        kept: what forward left; the same kind on every worker.
 
     Returns:
         dq (T, N, D), dk and dv (T, G, D), in dout's dtype; exactly zero for tokens of the padding
         tail.
     """
-    refetch = isinstance(kept, HomeTensors)
-    layer = (_Refetched if refetch else _Saved)(dout, kept, bound, scale)
-    run_chunks(bound.heads.chunks, layer)
-    tokens, shape = bound.plan.num_local_tokens, bound.plan.shape
-    dq = layer.returned_dq.index_select(0, bound.query_rows_at_home)
-    dk, dv = sum_at_home(layer.returned_dkv, bound.kv_sum)
-    kv_shape = (tokens, shape.kv_heads, shape.head_dim)
-    return dq.view(dout.shape), dk.view(kv_shape), dv.view(kv_shape)
+    layer: _Backward
+    if isinstance(kept, HomeTensors):
+        layer = _Refetched(dout, kept, bound, scale)
+    else:
+        layer = _Saved(dout, kept, bound, scale)
+    run_chunks(bound.heads.chunks if bound.exchanges else 0, layer)
+    return layer.result()
+
+
+class _KVGradient:
+    """dK and dV of some resident rows, summed over calls. One call's result is taken as it is."""
+
+    def __init__(self, k: torch.Tensor) -> None:
+        self._k = k
+        self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._is_own = False
+
+    def add(self, r: BoundRound, dk: torch.Tensor, dv: torch.Tensor, *, is_first: bool) -> None:
+        """Add one call's part; is_first: no earlier call has touched its keys."""
+        if self._sum is None and len(dk) == len(self._k):
+            self._sum = dk, dv
+            return
+        for total, part in zip(self._wide(), (dk, dv), strict=True):
+            if is_first:
+                total[r.keys].copy_(part)
+            else:
+                total[r.keys] += part
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(kv rows, kv heads, D) each, perhaps wide; zero if there was no call."""
+        return self._sum or (torch.zeros_like(self._k), torch.zeros_like(self._k))
+
+    def _wide(self) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = torch.float64 if self._k.dtype == torch.float64 else torch.float32
+        if self._sum is None:
+            shape = self._k.shape
+            self._sum = self._k.new_empty(shape, dtype=dtype), self._k.new_empty(shape, dtype=dtype)
+        elif not self._is_own:  # the kernel's result may be narrow
+            self._sum = self._sum[0].to(dtype), self._sum[1].to(dtype)
+        self._is_own = True
+        return self._sum
 
 
 class _Backward(ABC):
-    """State of one backward; dispatch, compute and send_home are the pipeliner's stages."""
+    """State of one backward; satisfies Stages."""
 
     def __init__(self, dout: torch.Tensor, bound: BoundPlan, scale: float) -> None:
-        self.bound, self.scale = bound, scale
-        self.dout_rows = query_rows(dout, bound)
-        heads, head_dim = bound.heads, bound.plan.shape.head_dim
-        self.returned_dq = returned_buffer(self.dout_rows, heads.chunks, bound.query.num_sent)
-        kv_like = self.dout_rows.new_empty(0, 2 * heads.kv_heads_per_chunk * head_dim)
-        self.returned_dkv = returned_buffer(kv_like, heads.kv_pieces, bound.kv.num_sent)
-        self.dkv: torch.Tensor | None = None
+        self.dout, self.bound, self.scale = dout, bound, scale
+        self.local_dqs: list[torch.Tensor] = []
 
     @abstractmethod
-    def dispatch(self, chunk: int) -> list[PendingRows]:
-        """Start what backward needs of a chunk on its way."""
+    def dispatch(self) -> None:
+        """Start what backward needs of all chunks on its way."""
 
     @abstractmethod
-    def arrived_chunk(
-        self, chunk: int, arrived: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, ComputedChunk]:
+    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
         """dO of a chunk, and what forward computed with and made of it."""
 
-    def compute(
-        self, chunk: int, arrived: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """dQ rows of a chunk, and the rows of dK and dV if no later chunk adds to them."""
-        dout, c = self.arrived_chunk(chunk, arrived)
-        k, v = c.kv.unbind(1)
-        dqs = [dout[:0]]
-        for r, lse in zip(self.bound.rounds, c.lse, strict=True):
-            rows = r.queries
+    @abstractmethod
+    def local(self) -> Computed:
+        """What forward computed with and made of the local part."""
+
+    def open_return(self) -> None:
+        """Mailboxes for dQ, dK and dV."""
+        heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
+        self.returning = Return(
+            self.bound,
+            self.dout.dtype,
+            query_width=heads.query_heads_per_chunk * head_dim,
+            kv_width=2 * heads.kv_heads_per_chunk * head_dim,
+        )
+
+    def compute_local(self, *, early: bool) -> None:
+        local = self.bound.local
+        if early:
+            self.local_dout = local_rows(self.dout, self.bound, is_query=True)
+            self.computed = self.local()
+            self.local_dkv = _KVGradient(self.computed.k)
+        first, last = (0, local.num_early_rounds) if early else (local.num_early_rounds, None)
+        self.local_dqs += self._attend(
+            self.local_dout,
+            self.computed,
+            local.rounds[first:last],
+            self.computed.lse[first:last],
+            self.local_dkv,
+        )
+
+    def compute(self, chunk: int) -> None:
+        dout, c = self.arrived(chunk)
+        if self.bound.brings_kv(chunk):
+            self.dkv, self.is_new = _KVGradient(c.k), True
+        dqs = self._attend(dout, c, self.bound.rounds, c.lse, self.dkv, is_new=self.is_new)
+        self.is_new = False
+        dkv_rows = None
+        if self.bound.finishes_kv(chunk):
+            dk, dv = self.dkv.take()
+            dkv_rows = torch.cat([dk.flatten(1), dv.flatten(1)], dim=1).to(dout.dtype)
+        self.returning.send(chunk, joined(dqs, dout).flatten(1), dkv_rows)
+
+    def result(self) -> Gradients:
+        """Bring everything home."""
+        bound, heads, shape = self.bound, self.bound.heads, self.bound.plan.shape
+        tokens, dtype = self.dout.shape[0], self.dout.dtype
+        query = (tokens * heads.head_split, heads.query_heads_per_shard, shape.head_dim)
+        kv = (tokens * heads.kv_shards, heads.kv_heads_per_shard, shape.head_dim)
+        local_dq = joined(self.local_dqs, self.local_dout)
+        local_dkv = self.local_dkv.take()
+        if bound.exchanges:
+            dq_rows, dkv_rows = self.returning.wait()
+            dq = dq_rows.index_select(0, bound.query_rows_at_home)
+            bound.local.query.put(dq.view(query), local_dq)
+            returned = sum_at_home(dkv_rows, bound.kv_sum)
+            self.returning.close()
+            halves = [
+                self._with_local(x.view(kv), y) for x, y in zip(returned, local_dkv, strict=True)
+            ]
+        else:
+            dq = bound.local.query.spread(local_dq, query[0])
+            halves = [bound.local.kv.spread(x, kv[0]) for x in local_dkv]
+        dk, dv = (x.to(dtype).view(tokens, shape.kv_heads, shape.head_dim) for x in halves)
+        return dq.view(self.dout.shape), dk, dv
+
+    def _with_local(self, home: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """What came back, and the local part's share, summed wide."""
+        rows = self.bound.local.kv
+        if rows.count:
+            home = home.to(torch.float64 if home.dtype == torch.float64 else torch.float32)
+            rows.add(home, local)
+        return home
+
+    def _attend(
+        self,
+        dout: torch.Tensor,
+        c: Computed,
+        rounds: tuple[BoundRound, ...],
+        lses: tuple[torch.Tensor, ...],
+        dkv: _KVGradient,
+        *,
+        is_new: bool = True,
+    ) -> list[torch.Tensor]:
+        """dQ of each round; dK and dV are added to dkv, whose rows the first round covers."""
+        dqs = []
+        for r, lse in zip(rounds, lses, strict=True):
+            rows, keys = r.queries, r.keys
             dq, dk, dv = self.bound.runtime.kernel.backward(
-                dout[rows], c.q[rows], k[r.keys], v[r.keys], c.out[rows], lse, r, self.scale
+                dout[rows], c.q[rows], c.k[keys], c.v[keys], c.out[rows], lse, r, self.scale
             )
             dqs.append(dq)
-            self._add(c.kv, r.key_stop, dk, dv)
-        dkv_rows = self._take(c.kv) if self.bound.finishes_kv(chunk) else None
-        return (dqs[1] if len(dqs) == 2 else torch.cat(dqs)).flatten(1), dkv_rows
-
-    def send_home(
-        self, chunk: int, gradients: tuple[torch.Tensor, torch.Tensor | None]
-    ) -> list[PendingRows]:
-        bound, (dq_rows, dkv_rows) = self.bound, gradients
-        num_sent = bound.query.num_sent
-        home = self.returned_dq[chunk * num_sent : (chunk + 1) * num_sent]
-        pending = [start_return(dq_rows, bound.query, home, bound.runtime.return_)]
-        if dkv_rows is not None:
-            piece, num_sent = bound.heads.kv_piece_of(chunk), bound.kv.num_sent
-            home = self.returned_dkv[piece * num_sent : (piece + 1) * num_sent]
-            pending.append(start_return(dkv_rows, bound.kv, home, bound.runtime.return_))
-        return pending
-
-    def _add(self, kv: torch.Tensor, key_stop: int, dk: torch.Tensor, dv: torch.Tensor) -> None:
-        """Add one call's dK and dV; the first call of a piece covers every resident row."""
-        if self.dkv is None:
-            wide = torch.float64 if kv.dtype == torch.float64 else torch.float32
-            self.dkv = torch.empty(kv.shape, dtype=wide, device=kv.device)
-            self.dkv[:, 0].copy_(dk)
-            self.dkv[:, 1].copy_(dv)
-        else:
-            self.dkv[:key_stop, 0] += dk
-            self.dkv[:key_stop, 1] += dv
-
-    def _take(self, kv: torch.Tensor) -> torch.Tensor:
-        """The summed dK and dV of a piece as rows, in the inputs' dtype."""
-        dkv, self.dkv = self.dkv, None
-        return (torch.zeros_like(kv) if dkv is None else dkv.to(kv.dtype)).flatten(1)
+            dkv.add(r, dk, dv, is_first=is_new and r is rounds[0])
+        return dqs
 
 
 class _Saved(_Backward):
     """backward_kv = save: everything but dO is already here."""
 
     def __init__(
-        self, dout: torch.Tensor, kept: list[ComputedChunk], bound: BoundPlan, scale: float
+        self, dout: torch.Tensor, kept: SavedTensors, bound: BoundPlan, scale: float
     ) -> None:
         super().__init__(dout, bound, scale)
         self.kept = kept
 
-    def dispatch(self, chunk: int) -> list[PendingRows]:
-        return [
-            start_dispatch(self.dout_rows, self.bound.query, chunk, self.bound.runtime.dispatch)
-        ]
+    def dispatch(self) -> None:
+        self.arriving = Dispatch(self.bound, query_rows(self.dout, self.bound))
+        self.open_return()
 
-    def arrived_chunk(
-        self, chunk: int, arrived: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, ComputedChunk]:
-        kept = self.kept[chunk]
-        return arrived[0].view(kept.q.shape), kept
+    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
+        kept = self.kept.chunks[chunk]
+        return self.arriving.arrived(chunk)[0].view(kept.q.shape), kept
+
+    def local(self) -> Computed:
+        return self.kept.local
 
 
 class _Refetched(_Backward):
@@ -165,21 +242,24 @@ class _Refetched(_Backward):
         self, dout: torch.Tensor, kept: HomeTensors, bound: BoundPlan, scale: float
     ) -> None:
         super().__init__(dout, bound, scale)
-        self.lse = kept.lse
-        self.rows = torch.cat(
-            [query_rows(kept.q, bound), query_rows(kept.out, bound), self.dout_rows], dim=1
-        )
-        self.kv_rows = kv_rows(kept.k, kept.v, bound)
-        self.resident = self.kv_rows
+        self.kept = kept
 
-    def dispatch(self, chunk: int) -> list[PendingRows]:
-        return start_chunk(self.rows, self.kv_rows, self.bound, chunk)
+    def dispatch(self) -> None:
+        kept, bound = self.kept, self.bound
+        rows = [query_rows(x, bound) for x in (kept.q, kept.out, self.dout)]
+        self.arriving = Dispatch(bound, torch.cat(rows, dim=1), kv_rows(kept.k, kept.v, bound))
+        self.open_return()
 
-    def arrived_chunk(
-        self, chunk: int, arrived: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, ComputedChunk]:
+    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
         heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
-        q, out, dout = arrived[0].view(-1, 3, heads.query_heads_per_chunk, head_dim).unbind(1)
-        if len(arrived) > 1:
-            self.resident = arrived[1].view(-1, 2, heads.kv_heads_per_chunk, head_dim)
-        return dout, ComputedChunk(q, self.resident, out, self.lse[chunk])
+        rows, kv = self.arriving.arrived(chunk)
+        q, out, dout = rows.view(-1, 3, heads.query_heads_per_chunk, head_dim).unbind(1)
+        if kv is not None:
+            self.resident = kv.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
+        return dout, Computed(q, *self.resident, out, self.kept.lse[chunk])
+
+    def local(self) -> Computed:
+        kept, bound = self.kept, self.bound
+        q, out = (local_rows(x, bound, is_query=True) for x in (kept.q, kept.out))
+        k, v = (local_rows(x, bound, is_query=False) for x in (kept.k, kept.v))
+        return Computed(q, k, v, out, kept.local_lse)

@@ -12,41 +12,45 @@ from dataclasses import dataclass, field
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.kernels import BoundRound
 from megatron_libra.executor.pipeliner import run_chunks
-from megatron_libra.executor.transfers import PendingRows, start_chunk, start_return
+from megatron_libra.executor.transfers import Dispatch, Return
 
 __all__ = [
-    "ComputedChunk",
+    "Computed",
     "ForwardResult",
+    "joined",
     "kv_rows",
+    "local_rows",
     "query_rows",
-    "returned_buffer",
     "run_forward",
 ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ComputedChunk:
-    """What a worker computed for one head chunk."""
+class Computed:
+    """What a worker computed with, and made: of one head chunk, or of its local part."""
 
     q: torch.Tensor
-    """(query rows, N / (H M), D), as received."""
-    kv: torch.Tensor
-    """(kv rows, 2, heads, D), as received; chunks that share kv heads share it."""
+    """(query rows, heads, D)."""
+    k: torch.Tensor
+    """(kv rows, kv heads, D); chunks that share kv heads share it."""
+    v: torch.Tensor
     out: torch.Tensor
-    """(query rows, N / (H M), D)."""
+    """(query rows, heads, D)."""
     lse: tuple[torch.Tensor, ...]
-    """For each round, (N / (H M), queries of the round)."""
+    """For each round, (heads, queries of the round)."""
 
 
 @dataclass(slots=True, eq=False)
 class ForwardResult:
     """Output of one layer."""
 
-    out: torch.Tensor | None = None
+    out: torch.Tensor
     """(T, N, D) at home."""
-    chunks: list[ComputedChunk] = field(default_factory=list)
-    """By chunk; empty unless asked for."""
+    local: Computed
+    chunks: list[Computed] = field(default_factory=list)
+    """By chunk; empty unless asked for, or if nothing is exchanged."""
 
 
 def query_rows(x_TND: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
@@ -64,12 +68,12 @@ def kv_rows(k_TGD: torch.Tensor, v_TGD: torch.Tensor, bound: BoundPlan) -> torch
     return torch.cat([k_TGD.reshape(rows), v_TGD.reshape(rows)], dim=1)
 
 
-def returned_buffer(like: torch.Tensor, num_chunks: int, num_sent: int) -> torch.Tensor:
-    """(num_chunks * num_sent + 1, width) rows that come home, chunk-major; the last is zero, for
-    padding tokens."""
-    returned = like.new_empty(num_chunks * num_sent + 1, like.shape[1])
-    returned[-1].zero_()
-    return returned
+def local_rows(x_TND: torch.Tensor, bound: BoundPlan, *, is_query: bool) -> torch.Tensor:
+    """(T, heads, D) -> (local rows, heads of a shard, D) in compute order; a view if contiguous."""
+    shards = bound.heads.head_split if is_query else bound.heads.kv_shards
+    rows = bound.local.query if is_query else bound.local.kv
+    tokens, num_heads, head_dim = x_TND.shape
+    return rows.take(x_TND.contiguous().view(tokens * shards, num_heads // shards, head_dim))
 
 
 def run_forward(
@@ -83,13 +87,12 @@ def run_forward(
         keep: return what was received and computed, for backward.
     """
     layer = _Forward(q, k, v, bound, scale, keep)
-    run_chunks(bound.heads.chunks, layer)
-    layer.result.out = layer.returned.index_select(0, bound.query_rows_at_home).view(q.shape)
-    return layer.result
+    run_chunks(bound.heads.chunks if bound.exchanges else 0, layer)
+    return layer.result()
 
 
 class _Forward:
-    """State of one forward; its three methods are the stages of the pipeliner."""
+    """State of one forward; satisfies Stages."""
 
     def __init__(
         self,
@@ -100,32 +103,71 @@ class _Forward:
         scale: float,
         keep: bool,
     ) -> None:
-        self.bound, self.scale, self.keep = bound, scale, keep
-        self.q_rows, self.kv_rows = query_rows(q, bound), kv_rows(k, v, bound)
-        self.returned = returned_buffer(self.q_rows, bound.heads.chunks, bound.query.num_sent)
-        self.resident = self.kv_rows
-        self.result = ForwardResult()
+        self.home, self.bound, self.scale, self.keep = (q, k, v), bound, scale, keep
+        self.local_outs: list[torch.Tensor] = []
+        self.local_lses: list[torch.Tensor] = []
+        self.chunks: list[Computed] = []
 
-    def dispatch(self, chunk: int) -> list[PendingRows]:
-        return start_chunk(self.q_rows, self.kv_rows, self.bound, chunk)
+    def dispatch(self) -> None:
+        q, k, v = self.home
+        rows = query_rows(q, self.bound)
+        self.arriving = Dispatch(self.bound, rows, kv_rows(k, v, self.bound))
+        self.returning = Return(self.bound, q.dtype, query_width=rows.shape[1])
 
-    def compute(self, chunk: int, arrived: list[torch.Tensor]) -> torch.Tensor:
+    def compute_local(self, *, early: bool) -> None:
+        local = self.bound.local
+        if early:
+            q, k, v = self.home
+            self.local_q = local_rows(q, self.bound, is_query=True)
+            self.local_k = local_rows(k, self.bound, is_query=False)
+            self.local_v = local_rows(v, self.bound, is_query=False)
+        first, last = (0, local.num_early_rounds) if early else (local.num_early_rounds, None)
+        outs, lses = self._attend(
+            self.local_q, self.local_k, self.local_v, local.rounds[first:last]
+        )
+        self.local_outs += outs
+        self.local_lses += lses
+
+    def compute(self, chunk: int) -> None:
         heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
-        q = arrived[0].view(-1, heads.query_heads_per_chunk, head_dim)
-        if len(arrived) > 1:
-            self.resident = arrived[1].view(-1, 2, heads.kv_heads_per_chunk, head_dim)
-        k, v = self.resident.unbind(1)
+        q_rows, kv_rows = self.arriving.arrived(chunk)
+        q = q_rows.view(-1, heads.query_heads_per_chunk, head_dim)
+        if kv_rows is not None:
+            self.resident = kv_rows.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
+        outs, lses = self._attend(q, *self.resident, self.bound.rounds)
+        out = joined(outs, q)
+        self.returning.send(chunk, out.flatten(1))
+        if self.keep:
+            self.chunks.append(Computed(q, *self.resident, out, tuple(lses)))
+
+    def result(self) -> ForwardResult:
+        """Bring everything home."""
+        bound, q = self.bound, self.home[0]
+        rows = (q.shape[0] * bound.heads.head_split, bound.heads.query_heads_per_shard, q.shape[2])
+        local_out = joined(self.local_outs, self.local_q)
+        if bound.exchanges:
+            (mailbox_rows,) = self.returning.wait()
+            out = mailbox_rows.index_select(0, bound.query_rows_at_home)
+            self.returning.close()
+            bound.local.query.put(out.view(rows), local_out)
+        else:
+            out = bound.local.query.spread(local_out, rows[0])
+        local = Computed(
+            self.local_q, self.local_k, self.local_v, local_out, tuple(self.local_lses)
+        )
+        return ForwardResult(out.view(q.shape), local, self.chunks)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: tuple[BoundRound, ...]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         kernel, outs, lses = self.bound.runtime.kernel, [], []
-        for r in self.bound.rounds:
+        for r in rounds:
             out, lse = kernel.forward(q[r.queries], k[r.keys], v[r.keys], r, self.scale)
             outs.append(out)
             lses.append(lse)
-        out = outs[0] if len(outs) == 1 else torch.cat([q[:0], *outs])
-        if self.keep:
-            self.result.chunks.append(ComputedChunk(q, self.resident, out, tuple(lses)))
-        return out
+        return outs, lses
 
-    def send_home(self, chunk: int, out: torch.Tensor) -> list[PendingRows]:
-        bound, num_sent = self.bound, self.bound.query.num_sent
-        home = self.returned[chunk * num_sent : (chunk + 1) * num_sent]
-        return [start_return(out.flatten(1), bound.query, home, bound.runtime.return_)]
+
+def joined(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """The parts one behind the other; no rows at all if there are none."""
+    return parts[0] if len(parts) == 1 else torch.cat([like[:0], *parts])

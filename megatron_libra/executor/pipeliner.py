@@ -1,53 +1,42 @@
-"""Overlap the exchange of head chunks with their computation (section 4.4, figure 10).
+"""Overlap the exchange of head chunks with computation (section 4.4, figure 10).
 
-In: the stages of a layer. Out: all results are home. With M = 4 (the first dispatch and the last
-return stay exposed):
+In: the stages of a layer. Out: all results are home. With M = 4; local work, which needs nobody,
+fills the ends that would be exposed:
 
-    dispatch  0 | 1 | 2 | 3 |   |
-    compute     | 0 | 1 | 2 | 3 |
-    return      |   | 0 | 1 | 2 | 3
+    dispatch  0 1 2 3
+    compute   early | 0 | 1 | 2 | 3 | late
+    return              | 0 | 1 | 2 | 3
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
-
-__all__ = ["Pending", "Stages", "run_chunks"]
-
-
-class Pending(Protocol):
-    """A started transfer."""
-
-    def wait(self) -> torch.Tensor:
-        """Return what arrived, ready for use."""
+__all__ = ["Stages", "run_chunks"]
 
 
 class Stages(Protocol):
-    """What a layer does with one head chunk."""
+    """What a layer does."""
 
-    def dispatch(self, chunk: int) -> Sequence[Pending]:
-        """Start the transfers in."""
+    def dispatch(self) -> None:
+        """Start every chunk's transfers in, in chunk order."""
 
-    def compute(self, chunk: int, arrived: list[torch.Tensor]) -> Any:
-        """Compute with what arrived."""
+    def compute_local(self, *, early: bool) -> None:
+        """Compute one half of the local part."""
 
-    def send_home(self, chunk: int, computed: Any) -> Sequence[Pending]:
-        """Start the transfers out."""
+    def compute(self, chunk: int) -> None:
+        """Wait for a chunk, compute it and start its transfers home."""
 
 
 def run_chunks(num_chunks: int, layer: Stages) -> None:
-    """Run all chunks in time order. Collective: every worker of the pool, equally many chunks."""
-    returning: list[Pending] = []
-    arriving = layer.dispatch(0)
+    """Run a layer in time order. Collective: every worker of the pool, with equally many chunks.
+
+    num_chunks is 0 on every worker if nobody exchanges anything.
+    """
+    if num_chunks:
+        layer.dispatch()
+    layer.compute_local(early=True)  # hides the first dispatch
     for chunk in range(num_chunks):
-        upcoming = layer.dispatch(chunk + 1) if chunk + 1 < num_chunks else ()
-        # wait right before use: the compute of chunk - 1 hid this transfer
-        arrived = [transfer.wait() for transfer in arriving]
-        # the return travels while chunk + 1 computes
-        returning += layer.send_home(chunk, layer.compute(chunk, arrived))
-        arriving = upcoming
-    for transfer in returning:
-        transfer.wait()
+        # later dispatches and earlier returns travel meanwhile
+        layer.compute(chunk)
+    layer.compute_local(early=False)  # hides the last return

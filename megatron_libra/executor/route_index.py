@@ -35,12 +35,8 @@ class RouteIndex:
     """Compute rows in travel order: from the other workers, then local."""
     arrange: Int32
     """Travel position of every compute row; the inverse of depart."""
-    is_in_order: bool
-    """True if rows arrive in compute order, so that nothing needs to be rearranged."""
     send_count: tuple[int, ...]
     """Rows sent to each worker, 0 for the own."""
-    receive_count: tuple[int, ...]
-    """Rows received from each worker, 0 for the own."""
 
 
 def index_route(
@@ -63,9 +59,7 @@ def index_route(
         sent_rows=np.concatenate([sent[~stays], sent[stays][by_row]]),
         depart=depart,
         arrange=arrange,
-        is_in_order=bool((depart == position).all()),
         send_count=_per_worker(route.send_peer, route.send_count * ~local_sent, num_workers),
-        receive_count=_per_worker(route.recv_peer, route.recv_count * ~local_arrived, num_workers),
     )
 
 

@@ -1,127 +1,160 @@
-"""Move the rows of one chunk along a route: pack, exchange, put in order. The same code for all
+"""Move the rows of a layer along its routes: pack, exchange, put in order. The same code for all
 eight transfers.
 
-In: home or compute rows (N, width). Out: rows in compute order (dispatch) or travel order (return).
+In: home or compute rows (N, width). Out: rows in compute order (dispatch), or the mailboxes from
+which the home gathers (return).
 
-    | tensor    | route | direction                                       |
-    | Q, dO     | query | start_dispatch                                  |
-    | O, dQ     | query | start_return, then one gather at the home       |
-    | K, V      | kv    | start_dispatch, K and V of a token are one row  |
-    | dK, dV    | kv    | start_return, then summed at the home           |
+    | tensor    | route | direction                                        |
+    | Q, dO     | query | Dispatch                                         |
+    | O, dQ     | query | Return, then one gather at the home              |
+    | K, V      | kv    | Dispatch, K and V of a token are one row         |
+    | dK, dV    | kv    | Return, then summed at the home                  |
 """
 
 from __future__ import annotations
 
 import torch
 
-from megatron_libra.executor.bind import BoundPlan, BoundRoute, HomeSum, PackIndex
-from megatron_libra.executor.transport import PendingExchange, RowSplits, Transport
+from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_route import BoundRoute, HomeSum
+from megatron_libra.executor.transport import ChunkOf, Mailbox, Pending
 
-__all__ = ["PendingRows", "start_chunk", "start_dispatch", "start_return", "sum_at_home"]
+__all__ = ["Dispatch", "Return", "sum_at_home"]
 
 
-class PendingRows:
-    """Rows on their way; wait() returns them in the order in which they are used."""
+class Dispatch:
+    """Rows of all chunks on their way to the workers that compute them."""
 
     def __init__(
-        self, exchange: PendingExchange, staged: torch.Tensor, arrange: torch.Tensor | None
+        self, bound: BoundPlan, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
     ) -> None:
-        self._exchange = exchange
-        self._staged: torch.Tensor | None = staged
-        self._arrange = arrange
+        """Start every chunk, in order. Collective: every worker of the pool.
 
-    def wait(self) -> torch.Tensor:
-        """Wait for the exchange (CUDA: only the stream waits) and return the rows. Called once."""
-        self._exchange.wait()
-        staged, self._staged = self._staged, None
-        assert staged is not None
-        return staged if self._arrange is None else staged.index_select(0, self._arrange)
+        Args:
+            query_rows: (T * H * M, width), contiguous, all chunks.
+            kv_rows: (T * K * U, width), or None if K and V need not travel.
+        """
+        self._bound, self._transport = bound, bound.runtime.dispatch
+        routes = [bound.query] if kv_rows is None else [bound.query, bound.kv]
+        homes = [query_rows] if kv_rows is None else [query_rows, kv_rows]
+        requests = [
+            route.dispatch_request(rows.shape[1], rows.dtype)
+            for route, rows in zip(routes, homes, strict=True)
+        ]
+        self._mailboxes = self._transport.open(requests, query_rows.device)
+        self._pending: list[Pending] = []
+        # the first chunk leaves before the others are packed
+        for first, last in ((0, 1), (1, bound.heads.chunks)):
+            for mailbox, rows, route in zip(self._mailboxes, homes, routes, strict=True):
+                _pack(rows, route, mailbox, first, min(last, route.chunks))
+            self._pending += [self._transport.start(self._parts(m)) for m in range(first, last)]
 
+    def arrived(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Wait for a chunk (CUDA: only the stream waits); its query rows and, if no earlier chunk
+        brought them, its K/V rows, in compute order. Called once for each chunk, in order."""
+        self._pending[chunk].wait()
+        rows = [
+            mailbox.rows.index_select(0, route.arrange[number])
+            for (mailbox, number), route in zip(
+                self._parts(chunk), (self._bound.query, self._bound.kv), strict=False
+            )
+        ]
+        if chunk + 1 == self._bound.heads.chunks:
+            self._transport.close(self._mailboxes)
+        return rows[0], rows[1] if len(rows) > 1 else None
 
-def start_dispatch(
-    home_rows: torch.Tensor, route: BoundRoute, chunk: int, transport: Transport
-) -> PendingRows:
-    """Send one chunk's home rows to the workers that compute them. Collective: every worker, in
-    chunk order.
-
-    Args:
-        home_rows: (T * shards * chunks, width), contiguous; all chunks.
-        chunk: head chunk (query route) or kv piece (kv route).
-    """
-    staged = home_rows.new_empty(route.num_rows, home_rows.shape[1])
-    exchange = _start(home_rows, route.dispatch[chunk], route.splits, staged, transport)
-    return PendingRows(exchange, staged, route.arrange)
-
-
-def start_chunk(
-    query_rows: torch.Tensor, kv_rows: torch.Tensor, bound: BoundPlan, chunk: int
-) -> list[PendingRows]:
-    """Dispatch a chunk's query rows and, if no earlier chunk brought them, its K/V rows.
-    Collective."""
-    transport = bound.runtime.dispatch
-    pending = [start_dispatch(query_rows, bound.query, chunk, transport)]
-    if bound.brings_kv(chunk):
-        piece = bound.heads.kv_piece_of(chunk)
-        pending.append(start_dispatch(kv_rows, bound.kv, piece, transport))
-    return pending
-
-
-def start_return(
-    computed_rows: torch.Tensor,
-    route: BoundRoute,
-    returned_rows: torch.Tensor,
-    transport: Transport,
-) -> PendingRows:
-    """Send one chunk's results home. Collective: every worker, in chunk order.
-
-    Args:
-        computed_rows: (num_rows, width), contiguous, in compute order.
-        returned_rows: (num_sent, width), this chunk's part of the home's buffer; written in travel
-            order.
-    """
-    exchange = _start(computed_rows, route.depart, route.splits.inverse(), returned_rows, transport)
-    return PendingRows(exchange, returned_rows, None)
+    def _parts(self, chunk: int) -> list[ChunkOf]:
+        parts = [(self._mailboxes[0], chunk)]
+        if len(self._mailboxes) > 1 and self._bound.brings_kv(chunk):
+            parts.append((self._mailboxes[1], self._bound.heads.kv_piece_of(chunk)))
+        return parts
 
 
-def sum_at_home(
-    returned_rows: torch.Tensor, home_sum: HomeSum
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Return:
+    """Rows of all chunks on their way home."""
+
+    def __init__(
+        self, bound: BoundPlan, dtype: torch.dtype, *, query_width: int, kv_width: int | None = None
+    ) -> None:
+        """Open the mailboxes. Collective: every worker of the pool.
+
+        Args:
+            query_width: elements of a row of O or dQ of one chunk.
+            kv_width: elements of a row of dK and dV of one kv piece; None if none come back.
+        """
+        self._bound, self._transport = bound, bound.runtime.return_
+        requests = [bound.query.return_request(query_width, dtype)]
+        if kv_width is not None:
+            requests.append(bound.kv.return_request(kv_width, dtype))
+        self._mailboxes = self._transport.open(requests, bound.runtime.device)
+        self._pending: list[Pending] = []
+
+    def send(
+        self, chunk: int, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
+    ) -> None:
+        """Start one chunk's way home. Collective: every worker, in chunk order.
+
+        Args:
+            query_rows: (num_rows, query_width) in compute order.
+            kv_rows: (num_rows, kv_width) of the chunk's kv piece, if no later chunk adds to it.
+        """
+        parts = [(self._mailboxes[0], chunk)]
+        _depart(query_rows, self._bound.query, parts[0])
+        if kv_rows is not None:
+            parts.append((self._mailboxes[1], self._bound.heads.kv_piece_of(chunk)))
+            _depart(kv_rows, self._bound.kv, parts[1])
+        self._pending.append(self._transport.start(parts))
+
+    def wait(self) -> list[torch.Tensor]:
+        """Rows of the mailboxes, when everything is home; the last row of each is zero. They must
+        be read before close()."""
+        for pending in self._pending:
+            pending.wait()
+        for mailbox in self._mailboxes:
+            mailbox.rows[-1].zero_()
+        return [mailbox.rows for mailbox in self._mailboxes]
+
+    def close(self) -> None:
+        """The home has gathered what it needs."""
+        self._transport.close(self._mailboxes)
+
+
+def sum_at_home(mailbox_rows: torch.Tensor, home_sum: HomeSum) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum the contributions to dK and dV of every home token, in float32 (float64 for float64), in
     a fixed order.
 
     Args:
-        returned_rows: (U * num_sent + 1, 2 * width), dK and dV side by side; the last row is zero.
+        mailbox_rows: (rows, 2 * width), dK and dV side by side; the last row is zero.
 
     Returns:
-        dk, dv rows (T * K * U, width) in the dtype of returned_rows; exactly zero where nothing
-        came back.
+        dk, dv rows (T * K * U, width), wide if there was anything to sum; exactly zero where
+        nothing came back.
     """
-    rows = returned_rows
+    rows = mailbox_rows
     if home_sum.passes:
         first, *later = home_sum.passes
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        total = rows.index_select(0, first).to(wide)
+        total = rows.new_empty(len(first) + 1, rows.shape[1], dtype=wide)
+        total[-1].zero_()
+        total[:-1].copy_(rows.index_select(0, first))
         for contributions in later:
             total[: len(contributions)] += rows.index_select(0, contributions)
-        rows = torch.cat([total.to(rows.dtype), rows[-1:]])
+        rows = total
     halves = rows.view(-1, rows.shape[1] // 2)
     return halves.index_select(0, home_sum.key_rows), halves.index_select(0, home_sum.value_rows)
 
 
-def _start(
-    rows: torch.Tensor,
-    pack: PackIndex | None,
-    splits: RowSplits,
-    staged: torch.Tensor,
-    transport: Transport,
-) -> PendingExchange:
-    """Pack rows in travel order; remote ones into a send buffer, local ones straight to where they
-    arrive."""
-    received, local = staged[: splits.num_received], staged[splits.num_received :]
-    if pack is None:
-        sent = rows[: splits.num_sent]
-        local.copy_(rows[splits.num_sent :])
-    else:
-        sent = rows.index_select(0, pack.remote)
-        torch.index_select(rows, 0, pack.local, out=local)
-    return transport.start(received, sent, splits)
+def _pack(
+    home_rows: torch.Tensor, route: BoundRoute, mailbox: Mailbox, first: int, last: int
+) -> None:
+    """Rows of chunks [first, last) from the home to where they leave or stay."""
+    if first < last and route.traffic.num_own:
+        rows = route.pack[first:last].flatten()
+        torch.index_select(home_rows, 0, rows, out=mailbox.own(first, last))
+
+
+def _depart(computed_rows: torch.Tensor, route: BoundRoute, part: ChunkOf) -> None:
+    """One chunk's results to where they leave or stay."""
+    mailbox, chunk = part
+    if route.num_rows:
+        torch.index_select(computed_rows, 0, route.depart, out=mailbox.own(chunk, chunk + 1))
