@@ -44,11 +44,11 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def rounds(queries: list[int], keys: list[int], device: torch.device) -> tuple[Round, BoundRound]:
     """One round on the device, prepared for the reference kernel."""
     cu_q, cu_k = (np.cumsum([0, *n]).astype(np.int32) for n in (queries, keys))
-    plan_round = Round(0, int(cu_q[-1]), int(cu_k[-1]), cu_q, cu_k, max(queries), max(keys))
+    plan_round = Round(0, int(cu_q[-1]), 0, int(cu_k[-1]), cu_q, cu_k, max(queries), max(keys))
     prepared = ReferenceKernel().prepare(plan_round, device)
     on_device = (torch.from_numpy(cu).to(device) for cu in (cu_q, cu_k))
     return plan_round, BoundRound(
-        0, int(cu_q[-1]), int(cu_k[-1]), *on_device, max(queries), max(keys), prepared
+        0, int(cu_q[-1]), 0, int(cu_k[-1]), *on_device, max(queries), max(keys), prepared
     )
 
 

@@ -1,12 +1,21 @@
-"""The order of starts, waits and computation in time, with recorded stages."""
+"""The order of starts, waits and computation in time, with recorded stages and transports."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+
 import torch
 
+from megatron_libra.config import LibraConfig
+from megatron_libra.executor.attention import libra_attention
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.inputs import pool_tensors, worker_tensors
+from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.executor.pipeliner import run_chunks
-from megatron_libra.executor.transport import LoopbackTransport, PendingExchange, RowSplits
+from megatron_libra.executor.runtime import PoolRuntime
+from megatron_libra.executor.transport import ChunkOf, LoopbackTransport, Mailbox, MailboxRequest
+from tests.helpers.cases import plan_of, pool
 
 
 class Recorder:
@@ -15,59 +24,119 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def _start(self, name: str) -> Transfer:
-        self.events.append(f"start {name}")
-        return Transfer(name, self.events)
+    def dispatch(self) -> None:
+        self.events.append("dispatch")
 
-    def dispatch(self, chunk: int) -> list[Transfer]:
-        return [self._start(f"in {chunk}")]
+    def compute_local(self, *, early: bool) -> None:
+        self.events.append("early" if early else "late")
 
-    def compute(self, chunk: int, arrived: list[torch.Tensor]) -> int:
-        assert len(arrived) == 1 and int(arrived[0]) == chunk
+    def compute(self, chunk: int) -> None:
         self.events.append(f"compute {chunk}")
-        return chunk
-
-    def send_home(self, chunk: int, computed: int) -> list[Transfer]:
-        assert computed == chunk
-        return [self._start(f"out {chunk}")]
-
-
-class Transfer:
-    def __init__(self, name: str, events: list[str]) -> None:
-        self.name, self.events = name, events
-
-    def wait(self) -> torch.Tensor:
-        self.events.append(f"wait {self.name}")
-        return torch.tensor(int(self.name.split()[1]))
 
 
 def test_time_order() -> None:
-    """Dispatch m + 1 starts before chunk m is waited for; returns are waited for at the end."""
     recorder = Recorder()
-    run_chunks(3, recorder)
-    assert recorder.events == [
-        "start in 0",
-        "start in 1", "wait in 0", "compute 0", "start out 0",
-        "start in 2", "wait in 1", "compute 1", "start out 1",
-        "wait in 2", "compute 2", "start out 2",
-        "wait out 0", "wait out 1", "wait out 2",
+    run_chunks(2, recorder)
+    assert recorder.events == ["dispatch", "early", "compute 0", "compute 1", "late"]
+
+
+def test_nothing_is_dispatched_without_chunks() -> None:
+    recorder = Recorder()
+    run_chunks(0, recorder)
+    assert recorder.events == ["early", "late"]
+
+
+class RecordingTransport(LoopbackTransport):
+    """A worker's place in a pool of two whose peer never answers; it writes down its calls."""
+
+    num_workers = 2
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        super().__init__()
+        self.direction, self.events = name, events
+
+    def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
+        made = []
+        for request in requests:
+            rows = request.traffic.num_own + request.traffic.num_received
+            shape = (request.chunks * rows + 1, request.width)
+            made.append(
+                Mailbox(torch.zeros(shape, dtype=request.dtype), request.traffic, request.chunks)
+            )
+        return tuple(made)
+
+    def start(self, chunks: Sequence[ChunkOf]) -> Waiting:
+        label = f"{self.direction} {len(chunks)} mailboxes, chunk {chunks[0][1]}"
+        self.events.append(f"start {label}")
+        return Waiting(label, self.events)
+
+    def close(self, mailboxes: Sequence[Mailbox]) -> None:
+        self.events.append(f"close {self.direction}")
+
+
+class Waiting:
+    def __init__(self, label: str, events: list[str]) -> None:
+        self.label, self.events = label, events
+
+    def wait(self) -> None:
+        self.events.append(f"wait {self.label}")
+
+
+class RecordingKernel(ReferenceKernel):
+    """Writes down the heads of its calls."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, r: BoundRound, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.events.append(f"call with {q.shape[1]} heads")
+        return super().forward(q, k, v, r, scale)
+
+
+def test_what_a_layer_does_in_time() -> None:
+    """All dispatches are under way before anything is computed; local work runs first and last,
+    with all heads; K and V come with every other chunk; mailboxes are closed when they are read."""
+    plan = plan_of(
+        pool([[40, 8, 8]], 56, 2, (4, 2, 8), block_size=8, chunks=4, placer="home", head_split=1,
+             layout="contiguous")
+    )  # fmt: skip
+    events: list[str] = []
+    runtime = PoolRuntime(
+        RecordingTransport("in", events), RecordingTransport("out", events),
+        RecordingKernel(events), torch.device("cpu"), LibraConfig(),
+    )  # fmt: skip
+    runtime.dispatch.worker = runtime.return_.worker = 1
+    bound = bind(plan.worker_plan(1), runtime)
+    tensors = worker_tensors(plan, 1, pool_tensors(plan, 0, torch.float64))
+    libra_attention(*(tensors[name] for name in ("q", "k", "v")), bound)
+    assert events == [
+        "start in 2 mailboxes, chunk 0",
+        "start in 1 mailboxes, chunk 1",
+        "start in 2 mailboxes, chunk 2",
+        "start in 1 mailboxes, chunk 3",
+        "call with 4 heads",
+        "wait in 2 mailboxes, chunk 0", "call with 1 heads", "start out 1 mailboxes, chunk 0",
+        "wait in 1 mailboxes, chunk 1", "call with 1 heads", "start out 1 mailboxes, chunk 1",
+        "wait in 2 mailboxes, chunk 2", "call with 1 heads", "start out 1 mailboxes, chunk 2",
+        "wait in 1 mailboxes, chunk 3", "close in",
+        "call with 1 heads", "start out 1 mailboxes, chunk 3",
+        "call with 4 heads",
+        *(f"wait out 1 mailboxes, chunk {chunk}" for chunk in range(4)),
+        "close out",
     ]  # fmt: skip
 
 
-def test_one_chunk() -> None:
-    recorder = Recorder()
-    run_chunks(1, recorder)
-    expected = ["start in 0", "wait in 0", "compute 0", "start out 0", "wait out 0"]
-    assert recorder.events == expected
-
-
-def test_an_exchange_is_waited_for_once() -> None:
-    rows = torch.ones(0, 4)
-    pending = LoopbackTransport().start(rows, rows, RowSplits((0,), (0,)))
-    assert pending.wait() is rows
-    with pytest.raises(RuntimeError, match="already called"):
-        pending.wait()
-    with pytest.raises(RuntimeError, match="already called"):
-        exchange = PendingExchange(rows, rows)
-        exchange.wait()
-        exchange.wait()
+def test_a_pool_that_moves_nothing_makes_no_call_of_a_transport() -> None:
+    plan = plan_of(pool([[30, 10], [40]], 40, 1, (4, 2, 8), block_size=8, placer="home"))
+    events: list[str] = []
+    transport = RecordingTransport("any", events)
+    transport.worker = 0
+    kernel = RecordingKernel(events)
+    runtime = PoolRuntime(transport, transport, kernel, torch.device("cpu"), LibraConfig())
+    tensors = worker_tensors(plan, 0, pool_tensors(plan, 0, torch.float64))
+    leaves = [tensors[name].requires_grad_() for name in ("q", "k", "v")]
+    libra_attention(*leaves, bind(plan.worker_plan(0), runtime)).sum().backward()
+    assert events == ["call with 4 heads"]
+    assert all(leaf.grad is not None for leaf in leaves)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from megatron_libra.config import LibraConfig
-from megatron_libra.executor.bind import _returned_rows, bind
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.bound_route import bind_route
 from megatron_libra.executor.kernels import pick_kernel
+from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.route_index import (
     NOWHERE,
     contributions_at_home,
@@ -22,7 +24,7 @@ from megatron_libra.executor.route_index import (
 )
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transfers import sum_at_home
-from megatron_libra.executor.transport import LoopbackTransport, RowSplits
+from megatron_libra.executor.transport import LoopbackTransport, Mailbox, RowTraffic
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.worker_plan import WorkerRoute
 from tests.helpers.cases import CASES, plan_of, random_pools
@@ -61,8 +63,7 @@ def test_drawn_example() -> None:
     assert index.sent_rows.tolist() == [0, 1, 2, 3]
     assert index.depart.tolist() == [2, 0, 1]
     assert index.arrange.tolist() == [1, 2, 0]
-    assert (index.send_count, index.receive_count) == ((0, 2), (0, 1))
-    assert not index.is_in_order
+    assert index.send_count == (0, 2)
 
 
 def test_local_rows_take_compute_order() -> None:
@@ -74,7 +75,7 @@ def test_local_rows_take_compute_order() -> None:
         ),
         worker=0, num_workers=1, num_shards=2,
     )  # fmt: skip
-    assert index.is_in_order
+    assert index.arrange.tolist() == index.depart.tolist() == [0, 1, 2, 3]
     assert index.sent_rows.tolist() == [0, 2, 9, 11]
 
 
@@ -114,17 +115,55 @@ def arrived(indexes: list, worker: int) -> np.ndarray:
     return np.concatenate([*parts, np.stack([np.full(len(own), worker), own], axis=1)])
 
 
-def test_splits_and_their_inverse() -> None:
-    splits = RowSplits(send=(0, 3, 1), receive=(0, 0, 2))
-    assert (splits.num_sent, splits.num_received) == (4, 2)
-    assert splits.inverse() == RowSplits(send=(0, 0, 2), receive=(0, 3, 1))
+def test_mailbox_rows_of_both_directions() -> None:
+    """The drawn example with two chunks. Dispatch: one row arrives, two leave, two stay."""
+    rows = [torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2, 3], [1, 2, 0], [2, 0, 1])]
+    bound = bind_route(rows, RowTraffic(np.array([[2, 2], [1, 5]]), 0), 2)
+    # mailbox: received 0 | received 1 | leave leave stay stay | leave leave stay stay
+    assert bound.pack.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert bound.arrange.tolist() == [[4, 5, 0], [8, 9, 1]]
+    # back: received 0: 0 1 | received 1: 2 3 | own 0: leave stay stay | own 1: leave stay stay
+    position = torch.tensor([0, 1, 2, 3, NOWHERE], dtype=torch.int32)
+    assert bound.rows_at_home(position).tolist() == [[0, 2], [1, 3], [5, 8], [6, 9], [10, 10]]
+
+
+def test_a_mailbox_has_room_for_both_directions() -> None:
+    traffic = RowTraffic(np.array([[2, 2], [1, 5]]), 0)
+    assert (traffic.send, traffic.receive, traffic.num_local) == ((0, 2), (0, 1), 2)
+    assert (traffic.inverse.send, traffic.inverse.receive) == ((0, 1), (0, 2))
+    assert traffic.moves and not RowTraffic(np.array([[2, 0], [0, 5]]), 0).moves
+    mailbox = Mailbox(torch.arange(11)[:, None], traffic, 2)
+    assert mailbox.received(1).flatten().tolist() == [1]
+    assert mailbox.own(0, 2).flatten().tolist() == list(range(2, 10))
+    assert mailbox.sent(1).flatten().tolist() == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_view", "is_all"),
+    [([0, 1, 2, 3], True, True), ([1, 2], True, False), ([3, 1], False, False), ([], True, False)],
+)
+def test_local_rows(rows: list[int], is_view: bool, is_all: bool) -> None:
+    """What is taken, put and added; a contiguous range is a view."""
+    home = torch.arange(8.0).view(4, 2)
+    local = LocalRows.of(np.array(rows, np.int32), torch.tensor(rows, dtype=torch.int32), 4)
+    taken = local.take(home)
+    assert torch.equal(taken, home[rows]) and local.is_all is is_all
+    assert (taken.untyped_storage().data_ptr() == home.untyped_storage().data_ptr()) is is_view
+    values = torch.full((len(rows), 2), 100.0)
+    expected = torch.zeros(4, 2)
+    expected[rows] = 100
+    assert torch.equal(local.spread(values, 4), expected)
+    target = torch.ones(4, 2, dtype=torch.float64)
+    local.add(target, values)
+    assert torch.equal(target, expected.double() + 1)
+    local.put(target, values)
+    assert torch.equal(target[rows], values.double())
 
 
 def test_positions_at_home() -> None:
-    """Three home rows, the second is padding; two chunks: the zero row is row 4."""
+    """Three home rows, the second is padding."""
     position = positions_at_home(np.array([2, 0], np.int32), 3)
     assert position.tolist() == [1, NOWHERE, 0]
-    assert _returned_rows(torch.from_numpy(position), 2, 2).tolist() == [1, 3, 4, 4, 0, 2]
 
 
 def test_contributions_at_home() -> None:
@@ -142,17 +181,21 @@ def test_sum_at_home(dtype: torch.dtype) -> None:
         plan = random_pools(seed, 2, num_workers=4)[1]
         worker = plan.worker_plan(seed)
         bound = bind(worker, runtime_of(seed, 4))
-        pieces, num_sent = plan.heads.kv_pieces, bound.kv.num_sent
-        rows = torch.randn(pieces * num_sent + 1, 4, dtype=torch.float64).to(dtype)
+        pieces, traffic = plan.heads.kv_pieces, bound.kv.traffic
+        num_rows = pieces * (traffic.num_sent + bound.kv.num_rows)
+        rows = torch.randn(num_rows + 1, 4, dtype=torch.float64).to(dtype)
         rows[-1] = 0
+        mailbox = Mailbox(rows, traffic.inverse, pieces)
         dk, dv = sum_at_home(rows, bound.kv_sum)
         expected = torch.zeros(worker.num_local_tokens * plan.heads.kv_shards, pieces, 4)
         expected = expected.double() if dtype == torch.float64 else expected
         index = index_route(worker.kv, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
-        for position, home in enumerate(index.sent_rows.tolist()):
-            for piece in range(pieces):
-                expected[home, piece] += rows[piece * num_sent + position]
-        whole = torch.cat([dk, dv], dim=1).view(expected.shape)
+        for piece in range(pieces):
+            stayed = mailbox.own(piece, piece + 1)[traffic.num_received :]
+            returned = torch.cat([mailbox.received(piece), stayed])
+            for position, home in enumerate(index.sent_rows.tolist()):
+                expected[home, piece] += returned[position]
+        whole = torch.cat([dk, dv], dim=1).view(expected.shape).to(dtype)
         assert torch.equal(whole, expected.to(dtype))
 
 
@@ -170,7 +213,7 @@ def test_chunks_that_share_kv_heads_bring_them_once() -> None:
     bound = bind(plan.worker_plan(0), runtime_of(0, 4))
     assert [bound.brings_kv(m) for m in range(4)] == [True, False, True, False]
     assert [bound.finishes_kv(m) for m in range(4)] == [False, True, False, True]
-    assert len(bound.kv.dispatch) == 2 and len(bound.query.dispatch) == 4
+    assert len(bound.kv.pack) == 2 and len(bound.query.pack) == 4
 
 
 def test_row_numbers_beyond_int32_are_refused() -> None:
