@@ -1,0 +1,181 @@
+"""Time kernel calls on this machine's device. In: KernelCall. Out: CallSeconds, WorkerSeconds.
+
+Inputs are random; outputs are dropped; a time is the median of several runs (timing.py). On the CPU
+it is that of the reference kernel, which says nothing of a GPU and is labelled so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.plan.worker_plan import Round
+from megatron_libra.replay.calls import KernelCall
+from megatron_libra.replay.timing import issue_seconds, median_seconds
+from megatron_libra.simulator.call_table import PARTS
+
+__all__ = ["CallSeconds", "CallTimer", "WorkerSeconds", "gather_gb_s", "measure_worker"]
+
+GATHER_ROWS = 1 << 18
+GATHER_ELEMENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CallSeconds:
+    """One call, once."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeconds:
+    """All calls of one worker in a layer."""
+
+    forward: tuple[float, float, float]
+    """Seconds of the early local part, of ONE chunk, of the late local part."""
+    backward: tuple[float, float, float]
+    chunks: int
+    """M; all chunks have equal shapes, one was run."""
+
+    @property
+    def forward_s(self) -> float:
+        """The early part, all chunks, the late part."""
+        return self.forward[0] + self.chunks * self.forward[1] + self.forward[2]
+
+    @property
+    def backward_s(self) -> float:
+        """The same of backward."""
+        return self.backward[0] + self.chunks * self.backward[1] + self.backward[2]
+
+
+class CallTimer:
+    """Runs calls with one kernel on one device. Calls of one shape are run once and remembered."""
+
+    def __init__(
+        self,
+        kernel: AttentionKernel,
+        device: torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        repeats: int = 5,
+        call_budget_s: float = 0.25,
+    ) -> None:
+        """
+        Args:
+            kernel: what the executor would call.
+            device: where it runs.
+            dtype: of the inputs; by default bfloat16, on the CPU float32.
+            repeats: timed runs of a pass, of which the median counts; at least 1.
+            call_budget_s: fewer runs of a pass once they would take longer than this together.
+        """
+        self.kernel = kernel
+        self.device = device
+        self.dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        self.repeats = repeats
+        self.call_budget_s = call_budget_s
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._known: dict[tuple[bytes, bytes, int, int, int], CallSeconds] = {}
+
+    @property
+    def label(self) -> str:
+        """What the times are of, for tables: device and kernel."""
+        if self.device.type == "cuda":
+            return f"{torch.cuda.get_device_name(self.device)}, {self.kernel.name}"
+        return f"CPU, {self.kernel.name} kernel (no GPU was measured)"
+
+    def seconds(self, call: KernelCall) -> CallSeconds:
+        """Forward and backward of one call, once.
+
+        Raises:
+            ValueError: the kernel's own index type cannot hold the call.
+        """
+        if call.key not in self._known:
+            self._known[call.key] = self._measured(call)
+        return self._known[call.key]
+
+    def _measured(self, call: KernelCall) -> CallSeconds:
+        forward, backward = self._passes(call)
+        return CallSeconds(self._median(forward), self._median(backward))
+
+    def host_seconds(self, call: KernelCall) -> CallSeconds:
+        """What the host needs to issue the call's passes while the device is busy."""
+        forward, backward = self._passes(call)
+        return CallSeconds(
+            issue_seconds(forward, self.device, repeats=self.repeats),
+            issue_seconds(backward, self.device, repeats=self.repeats),
+        )
+
+    def _median(self, run: Callable[[], None]) -> float:
+        return median_seconds(run, self.device, repeats=self.repeats, budget_s=self.call_budget_s)
+
+    def _passes(self, call: KernelCall) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Functions that run forward, and backward of the last forward."""
+        each, dim = call.round, call.head_dim
+        self.kernel.check_sizes(each, call.query_heads, call.kv_heads, dim)
+        bound = self._bind(each)
+        query_shape = (each.query_stop, call.query_heads, dim)
+        key_shape = (each.key_stop, call.kv_heads, dim)
+        q, dout = self._input("q", query_shape), self._input("dout", query_shape)
+        k, v = self._input("k", key_shape), self._input("v", key_shape)
+        kept: list[torch.Tensor] = []
+        scale = dim**-0.5
+
+        def forward() -> None:
+            kept[:] = self.kernel.forward(q, k, v, bound, scale)
+
+        def backward() -> None:
+            self.kernel.backward(dout, q, k, v, *kept, bound, scale)
+
+        return forward, backward
+
+    def _bind(self, each: Round) -> BoundRound:
+        return BoundRound(
+            query_start=0,
+            query_stop=each.query_stop,
+            key_start=0,
+            key_stop=each.key_stop,
+            cu_queries=torch.from_numpy(each.cu_queries).to(self.device),
+            cu_keys=torch.from_numpy(each.cu_keys).to(self.device),
+            max_queries=each.max_queries,
+            max_keys=each.max_keys,
+            prepared=self.kernel.prepare(each, self.device),
+        )
+
+    def _input(self, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
+        """Random rows; one buffer of each name grows and is shared by all calls."""
+        size = shape[0] * shape[1] * shape[2]
+        if name not in self._inputs or self._inputs[name].numel() < size:
+            self._inputs.pop(name, None)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._inputs[name] = torch.randn(size, device=self.device, dtype=self.dtype)
+        return self._inputs[name][:size].view(shape)
+
+
+def measure_worker(calls: Iterable[KernelCall], timer: CallTimer) -> WorkerSeconds:
+    """Run all calls of one worker, one chunk for all M of them."""
+    forward, backward, chunks = [0.0] * len(PARTS), [0.0] * len(PARTS), 1
+    for call in calls:
+        seconds = timer.seconds(call)
+        forward[call.part] += seconds.forward
+        backward[call.part] += seconds.backward
+        chunks = max(chunks, call.repeats)
+    return WorkerSeconds(
+        (forward[0], forward[1], forward[2]), (backward[0], backward[1], backward[2]), chunks
+    )
+
+
+def gather_gb_s(device: torch.device) -> float:
+    """GB/s, read and written, at which rows of 2 KiB are gathered by an index (index_select)."""
+    rows = GATHER_ROWS if device.type == "cuda" else GATHER_ROWS // 64
+    source = torch.randn(rows, GATHER_ELEMENTS, device=device).to(torch.bfloat16)
+    index = torch.randperm(rows, device=device)
+    found = torch.empty_like(source)
+    seconds = median_seconds(
+        lambda: torch.index_select(source, 0, index, out=found), device, repeats=9, budget_s=1.0
+    )
+    return 2 * source.numel() * source.element_size() / seconds / 1e9

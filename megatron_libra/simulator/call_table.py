@@ -1,0 +1,112 @@
+"""Varlen attention calls as numbers. In: a plan's entries. Out: CallTable, which cost models read.
+
+A call is one round of one worker, for one head chunk or, in the local part, for all heads of a
+shard. It has a row of entries; an entry is some queries against the keys that end with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.plan.pool_plan import PoolPlan
+from megatron_libra.plan.rounds import EntryTable
+
+__all__ = ["CHUNK", "EARLY", "LATE", "PARTS", "CallTable"]
+
+Int64 = NDArray[np.int64]
+PARTS = ("early", "chunk", "late")
+EARLY, CHUNK, LATE = range(3)
+"""Index in PARTS: local work before the chunks, one chunk of the exchanged part, local work behind
+them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallTable:
+    """C calls of E entries."""
+
+    num_queries: Int64
+    """(E,) queries of an entry; 0 is a filler."""
+    num_keys: Int64
+    """(E,) keys of an entry."""
+    first: Int64
+    """(C,) the first entry of a call; every call has one at least."""
+    query_heads: Int64
+    """(C,)"""
+    kv_heads: Int64
+    """(C,)"""
+    worker: Int64
+    """(C,)"""
+    part: Int64
+    """(C,) EARLY, CHUNK or LATE."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def call(self) -> Int64:
+        """(E,) the call of an entry."""
+        counts = np.diff(self.first, append=len(self.num_queries))
+        return np.repeat(np.arange(len(self.first)), counts)
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(C,) sums of (E,) values."""
+        if not len(self.first):
+            return np.zeros(0)
+        return np.add.reduceat(values, self.first)
+
+    def max(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(C,) maxima of (E,) values."""
+        if not len(self.first):
+            return np.zeros(0)
+        return np.maximum.reduceat(values, self.first)
+
+    @classmethod
+    def of_plan(cls, plan: PoolPlan) -> CallTable:
+        """The calls of all workers; those of the exchanged part once, not once for each chunk."""
+        heads = plan.heads
+        local = plan.local.entries
+        late = local.round >= plan.local.early_rounds[local.worker]
+        return cls._joined(
+            (plan.entries, np.full(len(plan.entries.worker), CHUNK), heads.query_heads_per_chunk,
+             heads.kv_heads_per_chunk),
+            (local, np.where(late, LATE, EARLY), heads.query_heads_per_shard,
+             heads.kv_heads_per_shard),
+        )  # fmt: skip
+
+    @classmethod
+    def _joined(cls, *tables: tuple[EntryTable, Int64, int, int]) -> CallTable:
+        columns = []
+        for entries, part, query_heads, kv_heads in tables:
+            key = entries.worker * (int(entries.round.max(initial=0)) + 1) + entries.round
+            first = np.flatnonzero(np.diff(key, prepend=-1))
+            size = len(first)
+            columns.append((
+                entries.num_queries, entries.num_keys, first, np.full(size, query_heads),
+                np.full(size, kv_heads), entries.worker[first], part[first],
+            ))  # fmt: skip
+        offset = len(columns[0][0])
+        columns[1] = (*columns[1][:2], columns[1][2] + offset, *columns[1][3:])
+        return cls(*(np.concatenate(pair) for pair in zip(*columns, strict=True)))
+
+    @classmethod
+    def of_calls(
+        cls,
+        entries: list[tuple[Int64, Int64]],
+        query_heads: list[int],
+        kv_heads: list[int],
+    ) -> CallTable:
+        """Calls by hand or of a worker: (queries, keys) of their entries; all of worker 0."""
+        sizes = np.array([len(queries) for queries, _ in entries], np.int64)
+        empty = np.zeros(0, np.int64)
+        return cls(
+            num_queries=np.concatenate([empty, *(q for q, _ in entries)]).astype(np.int64),
+            num_keys=np.concatenate([empty, *(k for _, k in entries)]).astype(np.int64),
+            first=np.cumsum(sizes) - sizes,
+            query_heads=np.array(query_heads, np.int64),
+            kv_heads=np.array(kv_heads, np.int64),
+            worker=np.zeros(len(entries), np.int64),
+            part=np.full(len(entries), CHUNK),
+        )
