@@ -1,0 +1,169 @@
+"""Time, count and weigh calls on one device. In: functions. Out: milliseconds, launches, bytes.
+
+Times are device times of several calls in a row between two events, behind a short wait that the
+device makes itself, so that the host is ahead as it is in training. Variants are timed in turn, so
+that a clock that drifts hits all of them; medians are reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from bench_common import World
+
+__all__ = ["alternate", "count_launches", "host_us", "median_difference", "medians", "peaks"]
+
+Call = Callable[[], Any]
+HEAD_START_CYCLES = 1_000_000
+"""About half a millisecond of a GPU near 2 GHz."""
+LAST_MS = 10.0
+"""A measurement lasts at least so long; shorter calls are repeated inside it."""
+MOST_CALLS = 20
+
+
+def timed(call: Call, world: World, count: int) -> float:
+    """Milliseconds of one of `count` calls in a row. Collective."""
+    if not world.on_gpu:
+        world.align()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - start) * 1e3 / count
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    world.align()
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def alternate(
+    calls: Mapping[str, Call],
+    world: World,
+    *,
+    repeats: int,
+    warmup: int = 2,
+    most_s: float = math.inf,
+) -> dict[str, list[float]]:
+    """Milliseconds of every call, `repeats` times in turn. Collective.
+
+    Every other turn goes backwards, so that no call always follows the same one. Calls too long
+    for most_s seconds are repeated less often, at least three times.
+    """
+    counts, turn_ms = {}, 0.0
+    for name, call in calls.items():
+        for _ in range(warmup):
+            call()
+        slowest = max(world.gather(timed(call, world, 1)))
+        counts[name] = min(MOST_CALLS, max(1, math.ceil(LAST_MS / max(slowest, 1e-3))))
+        counts[name] = counts[name] if world.on_gpu else 1
+        turn_ms += slowest * counts[name]
+    repeats = min(repeats, math.ceil(max(3, min(repeats, most_s * 1e3 / turn_ms))))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(repeats):
+            for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+                times[name].append(timed(calls[name], world, counts[name]))
+    finally:
+        gc.enable()
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of every list."""
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def median_difference(longer: list[float], shorter: list[float]) -> float:
+    """Median of the differences of each turn, which a drift of both does not touch."""
+    return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
+
+
+def host_us(call: Call, world: World, *, repeats: int = 20) -> float:
+    """Microseconds that the host needs to enqueue a call while the device has other work. Median.
+
+    On the CPU the call computes as well, and the number means nothing.
+    """
+    spent = []
+    for _ in range(repeats):
+        if world.on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(40 * HEAD_START_CYCLES)
+        start = time.perf_counter()
+        call()
+        spent.append((time.perf_counter() - start) * 1e6)
+    if world.on_gpu:
+        torch.cuda.synchronize()
+    return statistics.median(spent)
+
+
+def count_launches(call: Call, world: World) -> dict[str, int]:
+    """What one call puts on the device: kernels, memsets by name. On the CPU: operators."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kind = ProfilerActivity.CUDA if world.on_gpu else ProfilerActivity.CPU
+    call()
+    with profile(activities=[kind, ProfilerActivity.CPU]) as profiler:
+        call()
+        if world.on_gpu:
+            torch.cuda.synchronize()
+    wanted = torch.autograd.DeviceType.CUDA if world.on_gpu else torch.autograd.DeviceType.CPU
+    names = [
+        event.name
+        for event in profiler.events()
+        if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
+    ]
+    if not world.on_gpu:
+        names = [name for name in names if name.startswith("aten::")]
+    return dict(Counter(name[:80] for name in names))
+
+
+def peaks(forward: Call, backward: Callable[[Any], Any], *, rounds: int = 50) -> dict[str, float]:
+    """MiB of one layer above what was allocated before, and what `rounds` of it leave behind.
+
+    Args:
+        forward: returns the output.
+        backward: takes the output, returns the gradients.
+
+    Returns:
+        forward, held (output and what backward needs), backward (peaks), growth: allocated after
+        all rounds less after 5, and outside: what the process has on the device that torch's
+        allocator does not count (context, NCCL, symmetric mailboxes).
+    """
+    if not torch.cuda.is_available():
+        backward(forward())
+        return dict.fromkeys(("forward", "held", "backward", "growth", "outside"), 0.0)
+    backward(forward())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = forward()
+    result = {"forward": torch.cuda.max_memory_allocated() - before}
+    result["held"] = torch.cuda.memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    gradients = backward(out)
+    result["backward"] = torch.cuda.max_memory_allocated() - before
+    del out, gradients
+    marks = {}
+    for number in range(1, rounds + 1):
+        backward(forward())
+        if number in (5, rounds):
+            torch.cuda.synchronize()
+            marks[number] = torch.cuda.memory_allocated()
+    result["growth"] = marks[rounds] - marks[min(5, rounds)]
+    free, total = torch.cuda.mem_get_info()
+    result["outside"] = total - free - torch.cuda.memory_reserved()
+    return {name: size / 2**20 for name, size in result.items()}
