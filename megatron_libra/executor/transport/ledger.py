@@ -12,7 +12,7 @@ import torch
 
 from megatron_libra.executor.transport.interface import ChunkOf, Mailbox, MailboxRequest
 
-__all__ = ["Ledger", "Started", "plain_mailboxes"]
+__all__ = ["Ledger", "Started", "num_rows", "plain_mailboxes", "plain_rows"]
 
 
 class Ledger:
@@ -102,14 +102,15 @@ class Started:
         self._ledger.waited()
 
 
+def plain_rows(request: MailboxRequest, device: torch.device) -> torch.Tensor:
+    """Rows of a mailbox in ordinary memory of the device."""
+    return torch.empty(num_rows(request), request.width, dtype=request.dtype, device=device)
+
+
 def plain_mailboxes(requests: Sequence[MailboxRequest], device: torch.device) -> list[Mailbox]:
     """Mailboxes in ordinary memory of the device."""
     return [
-        Mailbox(
-            torch.empty(num_rows(request), request.width, dtype=request.dtype, device=device),
-            request.traffic,
-            request.chunks,
-        )
+        Mailbox(plain_rows(request, device), request.traffic, request.chunks)
         for request in requests
     ]
 
