@@ -1,4 +1,5 @@
-"""Kernels against naive attention, and the choice of a kernel. On a GPU: test_gpu_executor.py."""
+"""The reference kernel against naive attention; sizes that torch_flash refuses. On a GPU:
+test_gpu_kernels.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_libra.executor.kernels import BoundRound, pick_kernel
 from megatron_libra.executor.kernels.reference import (
     MERGED_AREA,
     QUERY_BLOCK,
@@ -14,6 +14,7 @@ from megatron_libra.executor.kernels.reference import (
 )
 from megatron_libra.executor.kernels.torch_flash import TorchFlashKernel
 from megatron_libra.plan.worker_plan import Round
+from tests.helpers.kernels import bind_round, make_round, strided_rows
 
 CPU = torch.device("cpu")
 ROUNDS = {
@@ -24,22 +25,6 @@ ROUNDS = {
     "long then short": ([600, 3, 3, 2], [700, 3, 4, 2]),
     "short then long": ([3, 2, 300], [3, 9, 300]),
 }
-
-
-def make_round(queries: list[int], keys: list[int]) -> Round:
-    """A round of entries with these numbers of queries and keys, at query row 0."""
-    cu_queries, cu_keys = (np.cumsum([0, *n]).astype(np.int32) for n in (queries, keys))
-    total = int(cu_queries[-1])
-    return Round(0, total, int(cu_keys[-1]), cu_queries, cu_keys, max(queries), max(keys))
-
-
-def bound(plan_round: Round, kernel: ReferenceKernel) -> BoundRound:
-    """The round as a kernel sees it."""
-    cu_queries, cu_keys = (torch.from_numpy(x) for x in (plan_round.cu_queries, plan_round.cu_keys))
-    return BoundRound(
-        plan_round.query_start, plan_round.query_stop, plan_round.key_stop, cu_queries, cu_keys,
-        plan_round.max_queries, plan_round.max_keys, kernel.prepare(plan_round, CPU),
-    )  # fmt: skip
 
 
 def naive(
@@ -65,17 +50,12 @@ def naive(
 def test_reference_equals_naive(name: str, heads: tuple[int, int]) -> None:
     plan_round, kernel = make_round(*ROUNDS[name]), ReferenceKernel()
     generator = torch.Generator().manual_seed(0)
-
-    def rows(count: int, num_heads: int) -> torch.Tensor:
-        wide = torch.randn(count, 2, num_heads, 8, generator=generator, dtype=torch.float64)
-        return wide[:, 1]  # strided rows, as K and V arrive
-
-    q, dout = (rows(plan_round.query_stop, heads[0]) for _ in range(2))
-    k, v = (rows(plan_round.key_stop, heads[1]) for _ in range(2))
+    q, dout = (strided_rows(plan_round.query_stop, heads[0], 8, generator) for _ in range(2))
+    k, v = (strided_rows(plan_round.key_stop, heads[1], 8, generator) for _ in range(2))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     expected, expected_lse = naive(*leaves, plan_round, 0.3)
     expected_grads = torch.autograd.grad(expected, leaves, dout)
-    r = bound(plan_round, kernel)
+    r = bind_round(plan_round, kernel)
     out, lse = kernel.forward(q, k, v, r, 0.3)
     grads = kernel.backward(dout, q, k, v, out, lse, r, 0.3)
     torch.testing.assert_close((out, lse), (expected, expected_lse), rtol=0, atol=1e-12)
@@ -86,7 +66,7 @@ def test_filler_keys_get_exact_zeros() -> None:
     plan_round, kernel = make_round(*ROUNDS["fillers around"]), ReferenceKernel()
     q, k, v = (torch.randn(n, 2, 8) for n in (8, 24, 24))
     k[:4], v[:4] = torch.nan, torch.nan  # a filler's rows are never read
-    r = bound(plan_round, kernel)
+    r = bind_round(plan_round, kernel)
     out, lse = kernel.forward(q, k, v, r, 0.3)
     dq, dk, dv = kernel.backward(torch.ones_like(q), q, k, v, out, lse, r, 0.3)
     assert not out.isnan().any() and not dq.isnan().any()
@@ -100,7 +80,7 @@ def test_narrow_inputs_sum_in_float32(dtype: torch.dtype) -> None:
     """Equal keys: every output is v's mean, which a narrow running sum of 2000 would miss."""
     plan_round, kernel = make_round([1], [2000]), ReferenceKernel()
     q, k, v = torch.zeros(1, 1, 8), torch.zeros(2000, 1, 8), torch.ones(2000, 1, 8)
-    r = bound(plan_round, kernel)
+    r = bind_round(plan_round, kernel)
     out, lse = kernel.forward(q.to(dtype), k.to(dtype), v.to(dtype), r, 1.0)
     assert out.dtype == dtype and lse.dtype == torch.float32
     assert torch.equal(out.float(), torch.ones(1, 1, 8))
@@ -119,24 +99,6 @@ def test_blocks_stay_small_and_few() -> None:
         assert blocks[-1].stop == 20000
         assert max(b.stop - b.start for b in blocks) <= QUERY_BLOCK
         assert max(b.hidden.numel() for b in blocks) <= MERGED_AREA
-
-
-def test_pick() -> None:
-    def pick(wish: str, device: str, dtype: torch.dtype, head_dim: int = 64) -> str:
-        return pick_kernel(wish, device=torch.device(device), dtype=dtype, head_dim=head_dim).name
-
-    assert pick("auto", "cpu", torch.float64) == "reference"
-    assert pick("auto", "cuda", torch.bfloat16) == "torch_flash"
-    assert pick("torch_flash", "cuda", torch.float16, 256) == "torch_flash"
-    assert pick("reference", "cuda", torch.float64) == "reference"
-    with pytest.raises(ValueError, match="needs a CUDA device, not cpu; try kernel=auto"):
-        pick("torch_flash", "cpu", torch.bfloat16)
-    with pytest.raises(ValueError, match="not float32; try --bf16; or ask for kernel=reference"):
-        pick("auto", "cuda", torch.float32)
-    with pytest.raises(ValueError, match="at most 256, not 264"):
-        pick("auto", "cuda", torch.bfloat16, 264)
-    with pytest.raises(ValueError, match="'fa9'"):
-        pick("fa9", "cpu", torch.float32)
 
 
 def test_flash_refuses_sizes_beyond_int32() -> None:

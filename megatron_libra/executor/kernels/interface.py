@@ -14,20 +14,26 @@ import torch
 
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["AttentionKernel", "BoundRound"]
+__all__ = ["AttentionKernel", "BoundRound", "KernelUnavailable"]
+
+
+class KernelUnavailable(Exception):
+    """A kernel cannot run here; the message says why and the way out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRound:
-    """One round on the device. Query rows [query_start, query_stop) meet key rows [0, key_stop)."""
+    """One round on the device. Query rows [query_start, query_stop) meet key rows [key_start,
+    key_stop)."""
 
     query_start: int
     query_stop: int
+    key_start: int
     key_stop: int
     cu_queries: torch.Tensor
     """(n + 1,) int32, relative to query_start; an entry with zero queries is a filler."""
     cu_keys: torch.Tensor
-    """(n + 1,) int32, relative to key row 0."""
+    """(n + 1,) int32, relative to key_start; an entry has at least as many keys as queries."""
     max_queries: int
     max_keys: int
     prepared: Any
@@ -41,7 +47,7 @@ class BoundRound:
     @property
     def keys(self) -> slice:
         """The rows of the resident K/V buffer that this round reads."""
-        return slice(0, self.key_stop)
+        return slice(self.key_start, self.key_stop)
 
 
 class AttentionKernel(Protocol):

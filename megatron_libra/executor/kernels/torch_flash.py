@@ -13,12 +13,13 @@ from contextlib import contextmanager
 
 import torch
 
-from megatron_libra.executor.kernels.interface import BoundRound
+from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["TorchFlashKernel"]
+__all__ = ["TorchFlashKernel", "check_flash2_sizes", "offer_torch_flash"]
 
 INT32_MAX = 2**31 - 1
+MAX_HEAD_DIM = 256
 KERNEL_BLOCK = 128
 """Rows that the kernel pads every entry to in its float32 dq buffer."""
 
@@ -38,16 +39,7 @@ class TorchFlashKernel:
         self, plan_round: Round, query_heads: int, kv_heads: int, head_dim: int
     ) -> None:
         """Raise ValueError when a buffer of the call has more than 2^31 - 1 elements."""
-        entries = len(plan_round.cu_queries) - 1
-        width = query_heads * (-(-head_dim // 32) * 32)
-        query_rows = plan_round.query_stop - plan_round.query_start + KERNEL_BLOCK * entries
-        # backward expands dk and dv to the query heads, so keys count with query_heads too
-        elements = max(query_rows, plan_round.key_stop + KERNEL_BLOCK * entries) * width
-        if elements > INT32_MAX:
-            raise ValueError(
-                f"one attention call would hold {elements} elements, but torch_flash indexes up "
-                f"to {INT32_MAX}; raise chunks (M) or head_split (H), or use a larger pool."
-            )
+        check_flash2_sizes(self.name, plan_round, query_heads, head_dim)
 
     def forward(
         self,
@@ -84,6 +76,36 @@ class TorchFlashKernel:
                 bound_round.max_queries, bound_round.max_keys, 0.0, True, random_state,
                 random_state, scale=scale,
             )  # fmt: skip
+
+
+def offer_torch_flash(device: torch.device, head_dim: int, deterministic: bool) -> TorchFlashKernel:
+    """The kernel for this device.
+
+    Raises:
+        KernelUnavailable: it cannot run here.
+    """
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        raise KernelUnavailable(
+            f"needs a head_dim that 8 divides, at most {MAX_HEAD_DIM}, not {head_dim}"
+        )
+    return TorchFlashKernel(deterministic=deterministic)
+
+
+def check_flash2_sizes(name: str, plan_round: Round, query_heads: int, head_dim: int) -> None:
+    """Raise ValueError when a buffer of a FlashAttention-2 call has more than 2^31 - 1 elements."""
+    entries = len(plan_round.cu_queries) - 1
+    width = query_heads * (-(-head_dim // 32) * 32)
+    # backward expands dk and dv to the query heads, so keys count with query_heads too
+    rows = max(
+        plan_round.query_stop - plan_round.query_start,
+        plan_round.key_stop - plan_round.key_start,
+    )
+    elements = (rows + KERNEL_BLOCK * entries) * width
+    if elements > INT32_MAX:
+        raise ValueError(
+            f"one attention call would hold {elements} elements, but {name} indexes up to "
+            f"{INT32_MAX}; raise chunks (M) or head_split (H), or use a larger pool."
+        )
 
 
 @contextmanager
