@@ -81,7 +81,8 @@ def heap_layout(requests: Sequence[MailboxRequest], members: tuple[int, ...]) ->
     """
     filled = np.zeros(len(requests[0].traffic.matrix) if requests else 0, dtype=np.int64)
     offsets: list[int | None] = []
-    pushes, sources = [], []
+    pushes: list[tuple[Push, ...]] = []
+    sources: list[tuple[int, ...]] = []
     for request in requests:
         traffic, worker = request.traffic, request.traffic.worker
         inside = moved_inside(traffic, members)
@@ -127,4 +128,5 @@ def _pushes(
 
 
 def _row_bytes(request: MailboxRequest) -> int:
-    return request.width * request.dtype.itemsize
+    size: int = request.dtype.itemsize
+    return request.width * size

@@ -112,7 +112,8 @@ class SymmetricTransport:
 
     def start(self, chunks: Sequence[ChunkOf]) -> Pending:
         """See Transport.start. The copies run on the push queue."""
-        number, sources = self._num_exchanges + 1, []
+        number = self._num_exchanges + 1
+        sources: list[int] = []
 
         def finish() -> None:
             self.peers.wait(sources, ARRIVAL, number)
