@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from concurrent.futures import BrokenExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.cli.simulate import simulate
 from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
+from megatron_libra.config import CHOICES
 from megatron_libra.plan.vrsp import order_window
 
 __all__ = ["app", "main"]
@@ -43,6 +45,8 @@ WindowPath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 DEVICE_HELP = "cpu: gloo and float64; cuda: NCCL and bfloat16, one GPU for each worker."
+KERNEL_HELP = f"Attention kernel, before that of the file: {', '.join(CHOICES['kernel'])}."
+TRANSPORT_HELP = f"How rows travel, before the file: {', '.join(CHOICES['transport'])}."
 DUMP_HELP = "Write q, k, v, dout, out, dq, dk, dv as (slot, token, head, dim) arrays."
 
 
@@ -96,6 +100,8 @@ def order(window: WindowPath, as_json: AsJson = False) -> None:
 def verify(
     pool: PoolPath,
     device: Annotated[Device, typer.Option(help=DEVICE_HELP)] = Device.cpu,
+    kernel: Annotated[str | None, typer.Option(help=KERNEL_HELP)] = None,
+    transport: Annotated[str | None, typer.Option(help=TRANSPORT_HELP)] = None,
     dump: Annotated[Path | None, typer.Option(metavar="FILE.npz", help=DUMP_HELP)] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of Q, K, V and dO.")] = 0,
     as_json: AsJson = False,
@@ -103,6 +109,9 @@ def verify(
     """Run one pool on local processes and compare with dense attention; exit 1 if it differs."""
     with faults_of(pool):
         planned = read_pool(pool).plan()
+    chosen = {"kernel": kernel, "transport": transport}
+    config = replace(planned.config, **{name: x for name, x in chosen.items() if x is not None})
+    planned = replace(planned, config=config)
     result = run_verification(planned, device=device.value, seed=seed, dump=dump)
     if as_json:
         _print_json(verify_answer(result.report))

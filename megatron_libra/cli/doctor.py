@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import platform
 from importlib import metadata
+from itertools import permutations
 from typing import Any
 
 from megatron_libra import __version__
+from megatron_libra.config import CHOICES
 
 __all__ = ["examine"]
 
@@ -17,6 +19,8 @@ PACKAGES = (
     "megatron-core",
     "transformer-engine",
     "flash-attn-4",
+    "flash-attn",
+    "cuda-bindings",
     "triton",
     "psutil",
     "tensorboard",
@@ -25,6 +29,7 @@ PACKAGES = (
     "PyYAML",
 )
 EXTRA = "pip install 'megatron-libra[{}]'"
+USUAL_HEAD_DIM = 128
 
 
 def examine() -> dict[str, Any]:
@@ -79,28 +84,33 @@ def _entry(usable: bool, note: str) -> dict[str, Any]:
 
 
 def _kernels(devices: list[str] | None) -> dict[str, Any]:
-    """The kernels of LibraConfig.kernel, by name."""
+    """The kernels of LibraConfig.kernel, best first."""
+    names = [name for name in CHOICES["kernel"] if name != "auto"]
     if devices is None:
         missing = _entry(False, "torch is missing: " + EXTRA.format("megatron"))
-        return {"reference": missing, "torch_flash": missing}
+        return dict.fromkeys(names, missing)
     import torch
 
-    if not devices:
-        flash = _entry(False, "needs a CUDA device of compute capability 8.0 or newer; none found")
-    elif torch.cuda.get_device_capability() < (8, 0):
-        flash = _entry(False, f"needs compute capability 8.0; {devices[0]} is older")
-    else:
-        flash = _entry(True, "FlashAttention-2 of torch; float16 and bfloat16")
-    return {
-        "reference": _entry(True, "any dtype, CPU and CUDA; exact, not fast"),
-        "torch_flash": flash,
-    }
+    from megatron_libra.executor.kernels.interface import KernelUnavailable
+    from megatron_libra.executor.kernels.pick import BEST_FIRST
+
+    found = {}
+    for name, offer in BEST_FIRST.items():
+        if not devices:
+            found[name] = _entry(False, "needs a CUDA device; none found")
+            continue
+        try:
+            offer(torch.device("cuda"), USUAL_HEAD_DIM, False)
+            found[name] = _entry(True, "float16 and bfloat16")
+        except KernelUnavailable as reason:
+            found[name] = _entry(False, str(reason))
+    return found | {"reference": _entry(True, "any dtype, CPU and CUDA; exact, not fast")}
 
 
 def _transports(devices: list[str] | None) -> dict[str, Any]:
     if devices is None:
         missing = _entry(False, "torch is missing: " + EXTRA.format("megatron"))
-        return {"gloo": missing, "nccl": missing}
+        return {"symmetric": missing, "nccl": missing, "gloo": missing}
     import torch.distributed as dist
 
     gloo = dist.is_available() and dist.is_gloo_available()
@@ -111,7 +121,22 @@ def _transports(devices: list[str] | None) -> dict[str, Any]:
     else:
         nccl = _entry(True, f"{len(devices)} device(s) on this host")
     gloo_note = "CPU tensors, any host" if gloo else "this torch is built without gloo"
-    return {"gloo": _entry(gloo, gloo_note), "nccl": nccl}
+    return {"symmetric": _symmetric(devices), "nccl": nccl, "gloo": _entry(gloo, gloo_note)}
+
+
+def _symmetric(devices: list[str]) -> dict[str, Any]:
+    """Copy engines between the GPUs of this host."""
+    import torch
+
+    if not devices:
+        return _entry(False, "needs CUDA devices; none found (on the CPU: for libra verify)")
+    pairs = permutations(range(len(devices)), 2)
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    if apart:
+        return _entry(False, f"GPUs {apart[0][0]} and {apart[0][1]} cannot access each other")
+    if not _has("cuda.bindings"):
+        return _entry(False, "cuda-bindings is missing: pip install cuda-bindings")
+    return _entry(True, "copy engines inside a node, nccl between nodes")
 
 
 def _tasks(devices: list[str] | None) -> dict[str, Any]:

@@ -33,6 +33,9 @@ __all__ = ["BoundLocal", "BoundPlan", "bind"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
+ALIGNMENT = 4
+"""Elements of int32 to which a tensor is aligned: kernels copy boundaries that are not at a
+multiple of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,13 +143,17 @@ def _arrays(index: RouteIndex) -> list[Int32]:
 
 
 def _upload(lists: list[list[Int32]], device: torch.device) -> Iterator[list[torch.Tensor]]:
-    """The same lists as tensors on the device, views of one buffer that one copy brought there."""
+    """The same lists as tensors on the device, aligned views of one buffer that one copy brought
+    there."""
     arrays = [array for arrays in lists for array in arrays]
-    flat = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        # the caching host allocator keeps the pinned block until the copy has run
-        flat = flat.pin_memory().to(device, non_blocking=True)
-    tensors = iter(flat.split([len(array) for array in arrays]))
+    starts = np.cumsum([0, *(-(-len(array) // ALIGNMENT) * ALIGNMENT for array in arrays)])
+    flat = torch.empty(int(starts[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    for start, array in zip(starts.tolist(), arrays, strict=False):
+        flat[start : start + len(array)] = torch.from_numpy(array)
+    # the caching host allocator keeps the pinned block until the copy has run
+    flat = flat.to(device, non_blocking=True)
+    views = zip(starts.tolist(), arrays, strict=False)
+    tensors = iter([flat[start : start + len(array)] for start, array in views])
     return ([next(tensors) for _ in arrays] for arrays in lists)
 
 

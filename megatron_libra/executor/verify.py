@@ -1,8 +1,8 @@
 """The engine of `libra verify`: run plans on local processes and compare with dense attention.
 
 In: PoolPlans. Out: a Verification for each, with the errors of out, dQ, dK, dV and the arrays. On
-the CPU all is float64 over gloo with the reference kernel; on CUDA bfloat16 over NCCL with torch's
-FlashAttention, against float64 attention of the same rounded inputs.
+the CPU all is float64 with the reference kernel; on CUDA bfloat16 with FlashAttention, against
+float64 attention of the same rounded inputs. Kernel and transport are those that the plans ask for.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Verification:
 
     plan: PoolPlan
     report: dict[str, Any]
-    """workers, device, dtype, kernel, seed, tolerance, errors (worst row), relative (Frobenius) and
-    max_abs by tensor, max_error, passed, digest; all of it JSON."""
+    """workers, kernel, transport, device, dtype, seed, tolerance, errors (worst row), relative
+    (Frobenius) and max_abs by tensor, max_error, passed, digest; all of it JSON."""
     arrays: dict[str, NDArray[Any]]
     """q, k, v, dout, out, dq, dk, dv as (slot, token, head, dim); float32 for half precision."""
 
@@ -142,8 +142,8 @@ def _check(plans: Sequence[PoolPlan], device: str, dtype: str) -> None:
 
 def _run_plans(
     work: list[bytes], device: str, dtype: str, seed: int
-) -> list[tuple[str, dict[str, NDArray[Any]]]]:
-    """Body of a worker: kernel name and results of its share of every plan."""
+) -> list[tuple[str, str, dict[str, NDArray[Any]]]]:
+    """Body of a worker: names of kernel and transport, results of its share of every plan."""
     worker = dist.get_rank()
     groups = create_pool_groups(
         range(dist.get_world_size()), backend=BACKENDS[device], plan_ranks=[worker]
@@ -154,7 +154,7 @@ def _run_plans(
 
 def _run_plan(
     plan: PoolPlan, groups: Any, device: torch.device, dtype: str, seed: int
-) -> tuple[str, dict[str, NDArray[Any]]]:
+) -> tuple[str, str, dict[str, NDArray[Any]]]:
     torch_dtype: torch.dtype = getattr(torch, dtype)
     runtime = pool_runtime(
         groups, plan.config, device=device, dtype=torch_dtype, head_dim=plan.shape.head_dim
@@ -165,7 +165,8 @@ def _run_plan(
     out = libra_attention(*leaves, bind(plan.worker_plan(groups.worker), runtime))
     gradients = torch.autograd.grad(out, leaves, dout)
     results = zip(RESULTS, (out.detach(), *gradients), strict=True)
-    return runtime.kernel.name, {name: _to_numpy(tensor) for name, tensor in results}
+    arrays = {name: _to_numpy(tensor) for name, tensor in results}
+    return runtime.kernel.name, runtime.dispatch.name, arrays
 
 
 def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
@@ -181,7 +182,7 @@ def _compare(
     dense = dense_attention(on_device, plan.sequences)
     results, errors, relative, max_abs = {}, {}, {}, {}
     for name in RESULTS:
-        actual = gather_workers(plan, [torch.from_numpy(part[name]) for _, part in parts])
+        actual = gather_workers(plan, [torch.from_numpy(arrays[name]) for *_, arrays in parts])
         expected = dense[name].cpu()
         results[name] = actual.numpy()
         errors[name] = error_of(actual.double(), expected)
@@ -193,6 +194,7 @@ def _compare(
     report = {
         "workers": plan.num_workers,
         "kernel": parts[0][0],
+        "transport": parts[0][1],
         **settings,
         "errors": errors,
         "relative": relative,
