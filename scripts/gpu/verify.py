@@ -1,12 +1,13 @@
 """Verify the executor on the GPUs of one machine. In: nothing. Out: one JSON line for each pool.
 
-    python scripts/gpu/verify.py [--workers 2] [--tokens 4096]
+    python scripts/gpu/verify.py [--workers 2] [--transports nccl,symmetric] [--kernel auto]
 
-Runs bfloat16 over NCCL with torch's FlashAttention against float64 dense attention of the same
-rounded inputs: every split of the workers into pool size x context parallel size, head shapes from
-MHA to MQA with head dims 64, 128 and 256, both layouts, all placers, save and refetch. Beside it
-stands what the kernel alone makes of the same pool in one call on one GPU. Exits 1 if a pool is
-above the tolerance.
+Runs bfloat16 with FlashAttention against float64 dense attention of the same rounded inputs: every
+split of the workers into pool size x context parallel size, head shapes from MHA to MQA with head
+dims 64, 128 and 256, both layouts, all placers, save and refetch; the transports take turns, and
+every third pool goes over each of them, where outputs must have the same bits. Beside it stands
+what the kernel alone makes of the same pool in one call on one GPU. Exits 1 if a pool is above the
+tolerance or if bits differ.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
 from megatron_libra import AttentionShape, LibraConfig, PoolPlan, plan_pool
 from megatron_libra.executor.dense import dense_attention
 from megatron_libra.executor.inputs import pool_tensors
-from megatron_libra.executor.verify import error_of, verify_plans
+from megatron_libra.executor.kernels import BoundRound, pick_kernel
+from megatron_libra.executor.verify import Verification, error_of, verify_plans
+from megatron_libra.plan.worker_plan import Round
 
 SHAPES = ((8, 8, 64), (8, 2, 128), (16, 4, 128), (8, 1, 128), (8, 2, 256))
 """Query heads, kv heads, head dim."""
@@ -65,18 +67,24 @@ def plans(num_workers: int, num_tokens: int) -> Iterator[PoolPlan]:
 
 
 def kernel_alone(plan: PoolPlan) -> dict[str, float]:
-    """Errors of torch's varlen attention on the whole pool in one call, measured as verify does."""
+    """Errors of the kernel on the whole pool in one call, measured as verify does."""
     tensors = pool_tensors(plan, 0, torch.bfloat16)
     inside = [slice(0, sum(lengths)) for lengths in plan.sequences]
-    flat = {
-        name: torch.cat([x[slot, rows] for slot, rows in enumerate(inside)]).cuda()
-        for name, x in tensors.items()
-    }
+    q, k, v, dout = (
+        torch.cat([tensors[name][slot, rows] for slot, rows in enumerate(inside)]).cuda()
+        for name in ("q", "k", "v", "dout")
+    )
+    device, scale = torch.device("cuda"), plan.shape.head_dim**-0.5
+    kernel = pick_kernel(
+        plan.config.kernel, device=device, dtype=torch.bfloat16, head_dim=plan.shape.head_dim
+    )
     lengths = [length for row in plan.sequences for length in row]
-    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
-    leaves = [flat[name].requires_grad_() for name in ("q", "k", "v")]
-    out = varlen_attn(*leaves, cu, cu, max(lengths), max(lengths), window_size=(-1, 0))
-    results = (out.detach(), *torch.autograd.grad(out, leaves, flat["dout"]))
+    cu, longest, stop = np.cumsum([0, *lengths]).astype(np.int32), max(lengths), sum(lengths)
+    prepared = kernel.prepare(Round(0, stop, 0, stop, cu, cu, longest, longest), device)
+    cu_t = torch.from_numpy(cu).cuda()
+    whole = BoundRound(0, stop, 0, stop, cu_t, cu_t, longest, longest, prepared)
+    out, lse = kernel.forward(q, k, v, whole, scale)
+    results = (out, *kernel.backward(dout, q, k, v, out, lse, whole, scale))
     dense = dense_attention({name: x.cuda() for name, x in tensors.items()}, plan.sequences)
     return {
         name: error_of(
@@ -87,26 +95,58 @@ def kernel_alone(plan: PoolPlan) -> dict[str, float]:
     }
 
 
+def with_transport(plan: PoolPlan, transport: str, kernel: str) -> PoolPlan:
+    """The same plan on another transport."""
+    config = dataclasses.replace(plan.config, transport=transport, kernel=kernel)
+    return dataclasses.replace(plan, config=config)
+
+
+def line_of(result: Verification, others: list[Verification]) -> dict[str, object]:
+    """One pool's JSON line; others are the same plan over other transports."""
+    choices = dataclasses.asdict(result.plan.config)
+    names = ("pool_size", "head_split", "chunks", "placer", "layout", "backward_kv")
+    report = ("kernel", "transport", "errors", "relative", "tolerance", "passed")
+    line = {name: choices[name] for name in names} | {k: result.report[k] for k in report}
+    line["context_parallel_size"] = result.plan.context_parallel_size
+    line["heads"] = dataclasses.astuple(result.plan.shape)[:3]
+    line["kernel_alone"] = kernel_alone(result.plan)
+    if others:
+        line["same_output_bits"] = all(
+            np.array_equal(result.arrays["out"], other.arrays["out"]) for other in others
+        )
+    return line
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2, help="GPUs to use")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a packed sequence")
+    parser.add_argument("--transports", default="nccl,symmetric", help="to take turns")
+    parser.add_argument("--kernel", default="auto", help="attention kernel")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th pool of the matrix")
     args = parser.parse_args()
     start, failed = time.monotonic(), 0
-    for result in verify_plans(list(plans(args.workers, args.tokens)), device="cuda"):
-        choices = dataclasses.asdict(result.plan.config)
-        names = ("pool_size", "head_split", "chunks", "placer", "layout", "backward_kv")
-        line = {name: choices[name] for name in names}
-        line["context_parallel_size"] = result.plan.context_parallel_size
-        line["heads"] = dataclasses.astuple(result.plan.shape)[:3]
-        line["kernel_alone"] = kernel_alone(result.plan)
-        print(
-            json.dumps(
-                line | {k: result.report[k] for k in ("errors", "relative", "tolerance", "passed")}
-            )
-        )
-        failed += not result.passed
-    print(json.dumps({"failed": failed, "seconds": round(time.monotonic() - start)}))
+    transports = args.transports.split(",")
+    made = list(plans(args.workers, args.tokens))[:: args.every]
+    wanted = [
+        (number, transports[(number + turn) % len(transports)], plan)
+        for number, plan in enumerate(made)
+        for turn in range(len(transports) if number % 3 == 0 else 1)
+    ]
+    chosen = [with_transport(plan, transport, args.kernel) for _, transport, plan in wanted]
+    results = verify_plans(chosen, device="cuda")
+    for _, group in itertools.groupby(
+        zip(wanted, results, strict=True), key=lambda pair: pair[0][0]
+    ):
+        first, *others = (result for _, result in group)
+        line = line_of(first, others)
+        print(json.dumps(line))
+        passed = all(result.passed for result in (first, *others))
+        failed += not (passed and line.get("same_output_bits", True))
+    seconds = round(time.monotonic() - start)
+    print(
+        json.dumps({"pools": len(made), "runs": len(results), "failed": failed, "seconds": seconds})
+    )
     return int(failed > 0)
 
 
