@@ -38,7 +38,8 @@ def test_every_field_is_a_flag(field: dataclasses.Field[object]) -> None:
     if isinstance(field.default, bool):
         words, value = [flag_of(field.name)], not field.default
     elif value is None:
-        value = type(field.default)(0.5 if field.name == "load_slack" else 7)
+        number = 0.5 if field.name == "load_slack" else 7
+        value = number if field.default is None else type(field.default)(number)
         words = [flag_of(field.name), str(value)]
     else:
         words = [flag_of(field.name), str(value)]
