@@ -98,8 +98,7 @@ class LibraConfig:
     head_split: int = 1
     """H, head shards; divides the query heads, and divides or is divided by the kv heads."""
     chunks: int | None = None
-    """M, head chunks that the pipeliner overlaps; divides query heads / H. None: by the size of the
-    layer, at most 4."""
+    """M, overlapped head chunks; divides query heads / H. None: by layer size, at most 4."""
     load_slack: float = 0.03
     """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
     placer: str = "home_first"
