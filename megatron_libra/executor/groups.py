@@ -4,21 +4,29 @@ ranks).
 In: the ranks of a Megatron data-parallel x context-parallel list. Out: PoolGroups. NCCL keeps a
 communicator (several hundred MB) for each group, so a pool gets two, dispatch and return, on
 high-priority streams: at normal priority their kernels would queue behind FlashAttention's. A pool
-of one worker gets none. Plans travel on one gloo group.
+of one worker gets none. Plans travel on one gloo group. The workers of a pool learn here which of
+them share a node.
 """
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from megatron_libra.executor.transport.meeting import Meeting
+
 __all__ = ["PoolGroups", "create_pool_groups", "pool_ranks"]
 
 NewGroup = Callable[..., Any]
+TIMEOUT = timedelta(minutes=10)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +45,22 @@ class PoolGroups:
     """Gloo, plans and digests; None if only this rank needs the plan."""
     plan_ranks: tuple[int, ...]
     """Global ranks of the plan group, in group order."""
+    nodes: tuple[int, ...]
+    """The node of each worker, numbered by their first workers."""
+    store: dist.Store
+    """Keys of this pool only."""
+    timeout: timedelta
+    """After which a worker that does not answer is an error."""
+
+    @property
+    def node_workers(self) -> tuple[int, ...]:
+        """Workers on this worker's node, ascending."""
+        here = self.nodes[self.worker]
+        return tuple(worker for worker, node in enumerate(self.nodes) if node == here)
+
+    def meeting(self, purpose: str, workers: Sequence[int]) -> Meeting:
+        """A new meeting. Local, but every one of `workers` makes the same ones for a purpose."""
+        return _meeting(self.store, purpose, workers, self.worker, self.timeout)
 
     @property
     def num_created(self) -> int:
@@ -80,6 +104,7 @@ def create_pool_groups(
     plan_ranks: Sequence[int] | None = None,
     new_group: NewGroup = dist.new_group,
     timeout: timedelta | None = None,
+    node: str | None = None,
 ) -> PoolGroups:
     """Create this rank's groups. Collective: every rank of `ranks` and of `plan_ranks` calls it,
     once.
@@ -92,10 +117,13 @@ def create_pool_groups(
             parallelism more than the pool); by default the pool.
         new_group: dist.new_group or Megatron's parallel_state.create_group, which keeps its timeout
             updates.
-        timeout: of every group; by default the backend's own.
+        timeout: of every group, by default the backend's own; and of all else that a worker waits
+            for, by default ten minutes.
+        node: what only workers of one node have in common; by default the host's name.
 
     Raises:
         ValueError: this rank is not in `ranks`, ranks are out of order, or an unknown backend.
+        RuntimeError: a rank of the pool did not come in time.
     """
     if backend not in ("nccl", "gloo"):
         raise ValueError(f"backend ({backend!r}) must be nccl or gloo.")
@@ -108,6 +136,8 @@ def create_pool_groups(
             raise ValueError(
                 f"{name} ({list(members)}) must be ascending: torch orders a group by global rank."
             )
+    worker, store = list(ranks).index(rank), _pool_store(ranks)
+    nodes = _nodes(store, len(ranks), worker, node or _this_node(), timeout or TIMEOUT)
 
     def create(members: Sequence[int], kind: str, purpose: str) -> dist.ProcessGroup | None:
         if len(members) == 1:
@@ -123,12 +153,44 @@ def create_pool_groups(
 
     return PoolGroups(
         ranks=tuple(ranks),
-        worker=list(ranks).index(rank),
+        worker=worker,
         dispatch=create(ranks, backend, "DISPATCH"),
         return_=create(ranks, backend, "RETURN"),
         plan=create(plan_ranks, "gloo", "PLAN"),
         plan_ranks=tuple(plan_ranks),
+        nodes=nodes,
+        store=store,
+        timeout=timeout or TIMEOUT,
     )
+
+
+def _pool_store(ranks: Sequence[int]) -> dist.Store:
+    """Part of the job's store: pools must not read each other's keys."""
+    name = hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).hexdigest()
+    return dist.PrefixStore(f"libra/{name}", dist.distributed_c10d._get_default_store())
+
+
+def _meeting(
+    store: dist.Store, purpose: str, workers: Sequence[int], worker: int, timeout: timedelta
+) -> Meeting:
+    """Numbered by the worker's meetings for this purpose, so that none reads another's words."""
+    purpose = f"{purpose}/{min(workers)}"
+    name = f"{purpose}/{store.add(f'{purpose}/of/{worker}', 1)}"
+    return Meeting(dist.PrefixStore(name, store), workers, worker, timeout.total_seconds())
+
+
+def _nodes(
+    store: dist.Store, num_workers: int, worker: int, node: str, timeout: timedelta
+) -> tuple[int, ...]:
+    names = _meeting(store, "nodes", range(num_workers), worker, timeout).gather(node)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers[name] for name in names)
+
+
+def _this_node() -> str:
+    """The host's name, and what tells hosts of one name apart."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def _high_priority() -> Any:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from megatron_libra.config import LibraConfig
 from megatron_libra.executor.groups import PoolGroups
 from megatron_libra.executor.kernels import AttentionKernel, pick_kernel
-from megatron_libra.executor.transport import AllToAllTransport, LoopbackTransport, Transport
+from megatron_libra.executor.transport import Transport
+from megatron_libra.executor.transport.pick import pick_transports
 
 __all__ = ["PoolRuntime", "pool_runtime"]
 
@@ -41,12 +41,15 @@ def pool_runtime(
     dtype: torch.dtype,
     head_dim: int,
 ) -> PoolRuntime:
-    """Build the runtime of this worker. Local: nothing is communicated.
+    """Build the runtime of this worker. Collective: every worker of the pool calls it, as often;
+    on CUDA they tell each other which GPUs they have.
 
     Raises:
-        ValueError: the kernel that config asks for cannot run here.
+        ValueError: the kernel or the transport that config asks for cannot run here.
     """
     device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     kernel = pick_kernel(
         config.kernel,
         device=device,
@@ -54,10 +57,5 @@ def pool_runtime(
         head_dim=head_dim,
         deterministic=config.deterministic,
     )
-    return PoolRuntime(
-        _transport(groups.dispatch), _transport(groups.return_), kernel, device, config
-    )
-
-
-def _transport(group: dist.ProcessGroup | None) -> Transport:
-    return LoopbackTransport() if group is None else AllToAllTransport(group)
+    dispatch, return_ = pick_transports(config.transport, groups, device)
+    return PoolRuntime(dispatch, return_, kernel, device, config)

@@ -10,6 +10,7 @@ fenced system-wide against earlier work of its stream, so rows are there before 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,22 +33,22 @@ class CudaPeers:
 
     name = "cuda"
 
-    def __init__(self, meeting: Meeting, device: torch.device, group_name: str) -> None:
+    def __init__(self, meeting: Meeting, device: torch.device) -> None:
         """Local.
 
         Args:
             meeting: of the workers of this node; its timeout is also that of every wait.
             device: of this worker.
-            group_name: a name that no other group of the job has.
         """
         from cuda.bindings import driver
 
         self.workers, self._worker, self._meeting = meeting.workers, meeting.worker, meeting
-        self._driver, self._device, self._name = driver, device, group_name
+        self._driver, self._device = driver, device
         self._queue = torch.cuda.Stream(device, priority=-1)
         self._queue_handle = driver.CUstream(self._queue.cuda_stream)
         self._forked, self._joined = torch.cuda.Event(), torch.cuda.Event()
         self._group: Any = None
+        self._group_name = f"libra-{uuid.uuid4()}"  # known in this process only
         self._flags: list[torch.Tensor] = []
         self._heaps: list[torch.Tensor] = []
         self._kept: dict[str, Any] = {}
@@ -135,8 +136,8 @@ class CudaPeers:
 
         store = dist.PrefixStore("symmetric_memory", self._meeting.store)
         group = ProcessGroup(store, self._meeting.place, len(self.workers))
-        group._set_group_name(self._name)
-        _register_process_group(self._name, group)  # which does not keep it alive
+        group._set_group_name(self._group_name)
+        _register_process_group(self._group_name, group)  # which does not keep it alive
         return group
 
     def _share(self, key: str, num_bytes: int) -> list[torch.Tensor]:
@@ -147,7 +148,7 @@ class CudaPeers:
             own = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, self._device)
             own.zero_()
             torch.cuda.synchronize(self._device)  # before any member may write
-            shared = _SymmetricMemory.rendezvous(own, self._name)
+            shared = _SymmetricMemory.rendezvous(own, self._group_name)
             self._kept[key] = (own, shared)
             places = range(len(self.workers))
             return [shared.get_buffer(place, (num_bytes,), torch.uint8) for place in places]

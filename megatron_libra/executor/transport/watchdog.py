@@ -23,7 +23,7 @@ LONGEST_NAP_S = 1.0
 
 
 class Watchdog:
-    """Watches conditions in the order in which they are added. One daemon thread."""
+    """Watches conditions in the order in which they are added, in a thread while there are any."""
 
     def __init__(
         self, timeout_s: float, describe: Callable[[], str], *, grace_s: float = GRACE_S
@@ -39,8 +39,8 @@ class Watchdog:
         self._describe = describe
         self._failure: str | None = None
         self._pending: deque[tuple[float, Callable[[], bool]]] = deque()
-        self._added = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._running = False
 
     def add(self, done: Callable[[], bool]) -> None:
         """Watch one more condition.
@@ -48,12 +48,12 @@ class Watchdog:
         Args:
             done: true at the latest when the timeout is over; called in the thread.
         """
-        with self._added:
+        with self._lock:
             self._pending.append((time.monotonic() + self.timeout_s, done))
-            self._added.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="libra-watchdog", daemon=True)
-            self._thread.start()
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._watch, name="libra-watchdog", daemon=True).start()
 
     def check(self) -> None:
         """Raise RuntimeError if a condition did not come true in time."""
@@ -61,17 +61,22 @@ class Watchdog:
             raise RuntimeError(self._failure)
 
     def _watch(self) -> None:
-        while True:
-            with self._added:
-                while not self._pending:
-                    self._added.wait()
-                deadline, done = self._pending[0]
+        while not self._idle():
+            deadline, done = self._pending[0]
             if done():
                 self._pending.popleft()
             elif time.monotonic() > deadline:
-                break
+                self._fail()
             else:
                 time.sleep(min(LONGEST_NAP_S, self.timeout_s / 10))
+
+    def _idle(self) -> bool:
+        """Whether nothing is left to watch; then the thread ends, and add() starts another."""
+        with self._lock:
+            self._running = bool(self._pending)
+            return not self._running
+
+    def _fail(self) -> None:
         self._failure = f"{self._describe()} after {self.timeout_s:g} s; see their logs."
         logger.critical("%s The process ends in %g s.", self._failure, self.grace_s)
         time.sleep(self.grace_s)
