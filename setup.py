@@ -53,7 +53,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["megatron_libra", "megatron_libra.*"]),
-    package_data={"megatron_libra": ["py.typed"]},
+    package_data={"megatron_libra": ["py.typed", "simulator/models/*.json"]},
     python_requires=">=3.12",
     install_requires=["numpy>=1.26", "rich>=13.7", "typer>=0.15.4"],
     extras_require=EXTRAS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from megatron_libra.simulator.calibration import model_json
 from megatron_libra.simulator.metrics import CandidateResult
 from megatron_libra.simulator.simulation import Simulation
 from megatron_libra.simulator.skew import PoolSkew
@@ -16,8 +17,6 @@ def simulation_answer(simulation: Simulation) -> dict[str, Any]:
     """The answer of `libra simulate --json`; ratios are max / mean - 1, bytes one layer's
     forward.
     """
-    model = asdict(simulation.model)
-    model["kernels"] = {str(dim): rate for dim, rate in model["kernels"].items()}
     return {
         "corpus": {
             "name": simulation.corpus_name,
@@ -27,7 +26,7 @@ def simulation_answer(simulation: Simulation) -> dict[str, Any]:
         },
         "job": asdict(simulation.job),
         "libra": asdict(simulation.base),
-        "cost_model": model,
+        "cost_model": model_json(simulation.model),
         "sampling": {
             **asdict(simulation.sampling),
             "sentence": simulation.sampling.sentence,

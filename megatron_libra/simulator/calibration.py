@@ -1,114 +1,139 @@
-"""Where a cost model comes from. In: a built-in name or a JSON file. Out: CostModel."""
+"""Where a cost model comes from and goes to. In: a built-in name or a JSON file. Out: CostModel.
+
+The file is one JSON object with every field of CostModel; `kernels` maps head dimensions to
+{"forward": PassCost, "backward": PassCost}, and a PassCost's `tiling` is a Tiling. `libra
+calibrate` writes it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from megatron_libra.data.rows import require_file
-from megatron_libra.simulator.cost_model import CostModel, KernelRate
+from megatron_libra.simulator.call_cost import KernelCost, PassCost
+from megatron_libra.simulator.cost_model import CostModel
+from megatron_libra.simulator.tiling import GRIDS, Tiling
 
-__all__ = ["BUILT_IN", "load_cost_model"]
+__all__ = ["BUILT_IN", "built_in", "load_cost_model", "model_json"]
 
-H200_LINKS = {
-    "intra_node_gb_s": 270.0,
-    "inter_node_gb_s": 40.0,
-    "message_us": 50.0,
-    "overlap_loss": 0.3,
-}
-BUILT_IN = {
-    "h200-fa4": CostModel(
-        name="h200-fa4",
-        kernels={
-            128: KernelRate(forward_tflops=670, backward_tflops=605),
-            256: KernelRate(forward_tflops=700, backward_tflops=370),
-        },
-        forward_token_ns=0.4,
-        backward_token_ns=1.3,
-        forward_call_us=76,
-        backward_call_us=103,
-        full_call_rows=132 * 128,
-        **H200_LINKS,
-    ),
-    "h200-fa2": CostModel(
-        name="h200-fa2",
-        kernels={
-            128: KernelRate(forward_tflops=335, backward_tflops=320),
-            256: KernelRate(forward_tflops=308, backward_tflops=260),
-        },
-        forward_token_ns=0.4,
-        backward_token_ns=1.3,
-        forward_call_us=20,
-        backward_call_us=47,
-        full_call_rows=132 * 128,
-        **H200_LINKS,
-    ),
-}
+BUILT_IN = ("h200-fa4", "h200-fa2")
 """H200-class figures (docs/simulator.md has the sources); no measurement of the user's machine."""
+MODELS = Path(__file__).parent / "models"
+OLD_KEYS = {"forward_token_ns", "full_call_rows", "forward_call_us"}
+"""Of files that the cost model of pairs and tokens read."""
+WAY_OUT = "write it with libra calibrate, or change a copy of simulator/models/h200-fa4.json."
+
+
+def built_in(name: str) -> CostModel:
+    """A built-in model by its name, one of BUILT_IN."""
+    return _read(MODELS / f"{name}.json")
 
 
 def load_cost_model(source: str) -> CostModel:
     """A built-in model by name, or a calibration file.
 
-    The file is one JSON object with every field of CostModel; kernels maps head dimensions to
-    {"forward_tflops": .., "backward_tflops": ..}.
-
     Raises:
         ValueError: neither a name nor a file, no JSON, a key missing, unknown or out of range.
     """
-    if source in BUILT_IN:
-        return BUILT_IN[source]
-    path = require_file(Path(source))
+    return built_in(source) if source in BUILT_IN else _read(require_file(Path(source)))
+
+
+def model_json(model: CostModel) -> dict[str, Any]:
+    """The object of a calibration file."""
+    value = asdict(model)
+    value["kernels"] = {str(dim): cost for dim, cost in sorted(value["kernels"].items())}
+    return value
+
+
+def _read(path: Path) -> CostModel:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: not JSON ({error}); copy the example of docs/simulator.md."
-        ) from None
+        raise ValueError(f"{path}: not JSON ({error}); {WAY_OUT}") from None
     try:
-        return _from_json(value)
+        return _model(value)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _from_json(value: Any) -> CostModel:
-    names = {field.name for field in fields(CostModel)}
-    if not isinstance(value, dict) or set(value) != names:
-        given = set(value) if isinstance(value, dict) else set()
-        raise ValueError(
-            f"must be an object with exactly the keys {', '.join(sorted(names))}; missing "
-            f"{sorted(names - given)}, unknown {sorted(given - names)}; copy the example of "
-            "docs/simulator.md."
-        )
-    numbers = {name: _number(value[name], name) for name in names - {"name", "kernels"}}
-    return CostModel(name=str(value["name"]), kernels=_kernels(value["kernels"]), **numbers)
+def _model(value: Any) -> CostModel:
+    given = _object(value, CostModel, "the file")
+    name, kernel = str(given.pop("name")), str(given.pop("kernel"))
+    kernels = given.pop("kernels")
+    if not isinstance(kernels, dict):
+        raise ValueError(f"kernels ({kernels!r}) must map head dimensions to costs; {WAY_OUT}")
+    num_sms = _integer(given.pop("num_sms"), "num_sms")
+    numbers = {key: _number(number, key) for key, number in given.items()}
+    return CostModel(
+        name=name,
+        kernel=kernel,
+        kernels={_dimension(dim): _kernel(cost, dim) for dim, cost in kernels.items()},
+        num_sms=num_sms,
+        **numbers,
+    )
 
 
-def _kernels(value: Any) -> dict[int, KernelRate]:
-    found: dict[int, KernelRate] = {}
-    for key, rates in value.items() if isinstance(value, dict) else ():
-        keys = {"forward_tflops", "backward_tflops"}
-        if not (
-            str(key).isdecimal() and int(key) and isinstance(rates, dict) and set(rates) == keys
-        ):
-            raise ValueError(
-                f"kernels[{key!r}] must be a head dimension with {' and '.join(sorted(keys))}; "
-                'try "128": {"forward_tflops": 600, "backward_tflops": 500}.'
-            )
-        found[int(key)] = KernelRate(
-            **{k: _number(rates[k], f"kernels[{key!r}].{k}", 1e-6) for k in keys}
-        )
-    return found
+def _dimension(key: str) -> int:
+    if not (key.isdecimal() and int(key)):
+        raise ValueError(f"kernels[{key!r}] must be a head dimension, such as 128.")
+    return int(key)
 
 
-def _number(value: Any, name: str, least: float = 0.0) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (least <= value < math.inf)
-    ):
-        raise ValueError(f"{name} ({value!r}) must be a number of at least {least:g}.")
+def _kernel(value: Any, dim: str) -> KernelCost:
+    name = f"kernels[{dim!r}]"
+    passes = _object(value, KernelCost, name)
+    return KernelCost(**{key: _pass(cost, f"{name}.{key}") for key, cost in passes.items()})
+
+
+def _pass(value: Any, name: str) -> PassCost:
+    given = _object(value, PassCost, name)
+    tiling = _tiling(given.pop("tiling"), f"{name}.tiling")
+    numbers = {key: _number(number, f"{name}.{key}") for key, number in given.items()}
+    if not 0 < numbers["alone"] <= 1:
+        raise ValueError(f"{name}.alone ({numbers['alone']}) must be above 0 and at most 1.")
+    return PassCost(tiling=tiling, **numbers)
+
+
+def _tiling(value: Any, name: str) -> Tiling:
+    given = _object(value, Tiling, name)
+    if given["grid"] not in GRIDS:
+        raise ValueError(f"{name}.grid ({given['grid']!r}) must be one of {GRIDS}.")
+    for key, item in given.items():
+        if key in ("tile_rows", "step_rows", "ctas_per_sm"):
+            _integer(item, f"{name}.{key}")
+        elif key != "grid" and not isinstance(item, bool):
+            raise ValueError(f"{name}.{key} ({item!r}) must be true or false.")
+    return Tiling(**given)
+
+
+def _object(value: Any, kind: type, name: str) -> dict[str, Any]:
+    """A copy of an object that has exactly the fields of a dataclass."""
+    names = {field.name for field in fields(kind)}
+    given = set(value) if isinstance(value, dict) else set()
+    if given == names:
+        return dict(value)
+    old = (
+        " It is of the older format, which had rates instead of tilings;"
+        if OLD_KEYS & given
+        else ""
+    )
+    raise ValueError(
+        f"{name} must be an object with exactly the keys {', '.join(sorted(names))}; missing "
+        f"{sorted(names - given)}, unknown {sorted(given - names)};{old} {WAY_OUT}"
+    )
+
+
+def _integer(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} ({value!r}) must be an integer of at least 1.")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} ({value!r}) must be a number of at least 0.")
     return float(value)

@@ -68,7 +68,9 @@ class Grid:
             ValueError: a value that was asked for breaks a rule, or nothing is left.
         """
         found = {
-            Candidate(pool, block, heads, fit_chunks(job.shape, heads, base.most_chunks), scope, placer)
+            Candidate(
+                pool, block, heads, fit_chunks(job.shape, heads, base.most_chunks), scope, placer
+            )
             for pool, block, heads, scope, placer in product(
                 self._pool_sizes(job),
                 self._block_sizes(job),

@@ -1,19 +1,11 @@
 """Predict the time of a plan. In: a pool's work (PoolWork), a calibration. Out: PoolTime.
 
-One worker and one layer's forward, with h heads of a shard and M chunks:
+    kernel calls of each worker -> seconds by part (call_cost.py)
+    + rows gathered around them -> PassCompute
+    + bytes between workers, links -> Timeline (timeline.py), forward and backward
 
-    device   = 4 d h pairs / (full rate * fill) + query rows * h * token time
-    compute  = max(device, calls * call time)
-    first    = message(Q / M + KV / U)            exposed: nothing to compute yet
-    last     = message(O / M)                     exposed: nothing left to compute
-    hidden   = message(all that is between)
-    time     = first + last + max(compute + overlap loss * hidden, hidden)
-
-fill = min(1, query rows of a call * heads of a call / full_call_rows); U is the number of chunks
-that bring new kv heads; message(bytes) = latency + max over the two links of the larger of sent and
-received, over that link's bandwidth. Backward is the same with 2.5 times the work, dO in and dQ,
-dK, dV out (refetch: Q, O, K, V in again). A pool's time is that of its slowest worker, forward and
-backward apart, because the workers meet in each.
+A pool's time is that of its slowest worker, forward and backward apart, because the workers meet in
+each.
 """
 
 from __future__ import annotations
@@ -25,21 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.simulator.call_cost import KernelCost, PassCost
+from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE, PARTS
 from megatron_libra.simulator.pool_work import PoolWork
+from megatron_libra.simulator.timeline import Links, PassCompute, Timeline, simulate_pass
 
-__all__ = ["CostModel", "KernelRate", "PoolTime", "predict"]
+__all__ = ["CostModel", "PoolTime", "part_seconds", "pass_compute", "predict"]
 
 Float = NDArray[np.float64]
-BACKWARD_WORK = 2.5
-"""FLOPs of FlashAttention's backward over those of its forward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRate:
-    """Attention throughput at one head dimension, on long sequences."""
-
-    forward_tflops: float
-    backward_tflops: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,143 +33,126 @@ class CostModel:
 
     name: str
     """Shown in every output."""
-    kernels: Mapping[int, KernelRate]
-    """By head dimension; the nearest one is used."""
-    forward_token_ns: float
-    """Nanoseconds for each query row and head besides the pairs."""
-    backward_token_ns: float
-    forward_call_us: float
-    """Microseconds that the host needs to issue one varlen call."""
-    backward_call_us: float
-    full_call_rows: float
-    """Query rows * heads from which one forward call runs at full rate."""
+    kernel: str
+    """Attention kernel that the costs are of."""
+    num_sms: int
+    """Streaming multiprocessors of a GPU."""
+    kernels: Mapping[int, KernelCost]
+    """By head dimension; the nearest one is scaled where one is missing."""
+    gather_gb_s: float
+    """GB/s, read and written, at which rows are packed for and sorted behind an exchange."""
     intra_node_gb_s: float
     """GB/s that a worker sends (and receives) inside its node."""
     inter_node_gb_s: float
     """GB/s that a worker sends (and receives) between nodes."""
     message_us: float
-    """Least microseconds of one all-to-all."""
+    """Microseconds of an exchange besides its bytes."""
     overlap_loss: float
     """Share of a hidden transfer by which it slows the computation that hides it."""
 
     def __post_init__(self) -> None:
         if not self.kernels:
-            raise ValueError('kernels is empty; give {"128": {"forward_tflops": 600, ...}}.')
-        for name in POSITIVE:
+            raise ValueError('kernels is empty; give {"128": {"forward": {...}, ...}}.')
+        for name in ("num_sms", "gather_gb_s", "intra_node_gb_s", "inter_node_gb_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be above 0.")
-        for name in NOT_NEGATIVE:
+        for name in ("message_us", "overlap_loss"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0.")
 
-    def kernel(self, head_dim: int) -> KernelRate:
-        """The rates of the nearest head dimension."""
+    def kernel_cost(self, head_dim: int) -> KernelCost:
+        """The costs of the nearest head dimension, scaled to this one."""
         nearest = min(self.kernels, key=lambda d: (abs(math.log(d / head_dim)), d))
-        return self.kernels[nearest]
+        found = self.kernels[nearest]
+        return found if nearest == head_dim else found.scaled(head_dim / nearest)
 
+    def pass_cost(self, head_dim: int, *, backward: bool) -> PassCost:
+        """The costs of one pass."""
+        cost = self.kernel_cost(head_dim)
+        return cost.backward if backward else cost.forward
 
-POSITIVE = ("intra_node_gb_s", "inter_node_gb_s")
-NOT_NEGATIVE = (
-    "forward_token_ns",
-    "backward_token_ns",
-    "forward_call_us",
-    "backward_call_us",
-    "full_call_rows",
-    "message_us",
-    "overlap_loss",
-)
+    @property
+    def links(self) -> Links:
+        """What the timeline needs to know of the network."""
+        return Links(
+            intra_node_gb_s=self.intra_node_gb_s,
+            inter_node_gb_s=self.inter_node_gb_s,
+            message_us=self.message_us,
+            overlap_loss=self.overlap_loss,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolTime:
-    """Predicted seconds of one attention layer, by worker (W,)."""
+    """Predicted times of one attention layer."""
 
-    forward: Float
-    forward_compute: Float
-    forward_first: Float
-    """The exposed first dispatch."""
-    forward_last: Float
-    """The exposed last return."""
-    backward: Float
-    backward_compute: Float
+    forward: Timeline
+    forward_compute: PassCompute
+    backward: Timeline
+    backward_compute: PassCompute
 
     @property
     def forward_s(self) -> float:
         """Forward of the pool: its slowest worker."""
-        return float(self.forward.max())
+        return self.forward.seconds
 
     @property
     def backward_s(self) -> float:
         """Backward of the pool: its slowest worker."""
-        return float(self.backward.max())
+        return self.backward.seconds
 
     @property
     def compute_s(self) -> float:
         """The largest computation, forward and backward; the rest of the time is communication."""
-        return float(self.forward_compute.max() + self.backward_compute.max())
+        return float(self.forward_compute.total.max() + self.backward_compute.total.max())
 
 
 def predict(work: PoolWork, model: CostModel, *, refetch: bool = False) -> PoolTime:
     """Times of one layer on a pool; refetch sends Q, O, K and V again in backward."""
-    rate = model.kernel(work.head_dim)
-    rows_of_call = work.query_rows / np.maximum(work.rounds, 1) * work.heads_per_call
-    fill = np.clip(rows_of_call / max(model.full_call_rows, 1e-9), 1e-9, 1.0)
-    flops = 4.0 * work.head_dim * work.heads_per_shard * work.pairs
-    rows = work.query_rows * work.heads_per_shard
-    calls = work.rounds * work.chunks
-    forward_compute = np.maximum(
-        flops / (rate.forward_tflops * 1e12 * fill) + rows * model.forward_token_ns * 1e-9,
-        calls * model.forward_call_us * 1e-6,
+    times: list[Timeline | PassCompute] = []
+    for backward in (False, True):
+        parts = part_seconds(work, model, backward=backward)
+        compute = pass_compute(work, parts, model, backward=backward, refetch=refetch)
+        traffic = work.traffic(backward=backward, refetch=refetch)
+        times += [simulate_pass(compute, traffic, model.links, work.same_node), compute]
+    return PoolTime(*times)  # type: ignore[arg-type]
+
+
+def part_seconds(work: PoolWork, model: CostModel, *, backward: bool) -> Float:
+    """(3, W) predicted seconds of the kernel calls of each part (PARTS); of one chunk."""
+    cost = model.pass_cost(work.head_dim, backward=backward)
+    return _by_part(work, cost.seconds(work.calls, model.num_sms))
+
+
+def _by_part(work: PoolWork, seconds: Float) -> Float:
+    """(3, W) sums of (C,) values."""
+    size = work.num_workers
+    where = work.calls.part * size + work.calls.worker
+    return np.bincount(where, seconds, minlength=len(PARTS) * size).reshape(len(PARTS), size)
+
+
+def pass_compute(
+    work: PoolWork, parts: Float, model: CostModel, *, backward: bool, refetch: bool = False
+) -> PassCompute:
+    """The computation of a pass: kernel calls, and the rows that are gathered around them.
+
+    Args:
+        work: the pool.
+        parts: (3, W) seconds of the kernel calls of each part, of one chunk; predicted (see
+            part_seconds) or measured.
+        model: for the rows, and for the host, which may issue calls slower than the device runs
+            them.
+    """
+    cost = model.pass_cost(work.head_dim, backward=backward)
+    host = _by_part(work, np.full(len(work.calls), cost.host_us * 1e-6))
+    parts = np.maximum(parts, host)
+    moves = work.gathers(backward=backward, refetch=refetch)
+    scale = 1 / (model.gather_gb_s * 1e9)
+    packed = moves.packed * scale
+    return PassCompute(
+        early=parts[EARLY] + packed[1:].sum(axis=0),
+        chunk=parts[CHUNK] + moves.sorted * scale,
+        late=parts[LATE],
+        pack=packed[0],
+        gather=moves.gathered * scale,
     )
-    backward_compute = np.maximum(
-        BACKWARD_WORK * flops / (rate.backward_tflops * 1e12)
-        + rows * model.backward_token_ns * 1e-9,
-        calls * model.backward_call_us * 1e-6,
-    )
-    q, kv = work.query_bytes, work.kv_bytes
-    first, last, forward = _pipeline(forward_compute, (q, kv), (q.T, None), work, model)
-    sent = (3 * q, kv) if refetch else (q, None)
-    backward = _pipeline(backward_compute, sent, (q.T, kv.T), work, model)[2]
-    return PoolTime(forward, forward_compute, first, last, backward, backward_compute)
-
-
-Parts = tuple[NDArray[np.int64], NDArray[np.int64] | None]
-"""(W, W) bytes that every chunk carries, and bytes that only chunks with new kv heads carry."""
-
-
-def _pipeline(
-    compute: Float, dispatch: Parts, return_: Parts, work: PoolWork, model: CostModel
-) -> tuple[Float, Float, Float]:
-    """(first dispatch, last return, whole time) of each worker in the chunk pipeline."""
-    dispatched, first = _split(dispatch, work)
-    returned, last = _split(return_, work)
-    first_s = _message(first, 1, work, model)
-    last_s = _message(last, 1, work, model)
-    between = dispatched - first + returned - last
-    hidden = _message(between, 2 * (work.chunks - 1), work, model)
-    middle = np.maximum(compute + model.overlap_loss * hidden, hidden)
-    return first_s, last_s, first_s + last_s + middle
-
-
-def _split(parts: Parts, work: PoolWork) -> tuple[Float, Float]:
-    """All bytes of one direction, and those of its exposed chunk."""
-    every, some = parts
-    total, exposed = every.astype(np.float64), every / work.chunks
-    if some is not None:
-        total, exposed = total + some, exposed + some / work.kv_pieces
-    return total, exposed
-
-
-def _message(moved: Float, count: int, work: PoolWork, model: CostModel) -> Float:
-    """(W,) seconds of `count` all-to-alls that move (W, W) bytes together."""
-    inside = np.where(work.same_node, moved, 0.0)
-    outside = moved - inside
-    seconds = [
-        np.maximum(part.sum(axis=1), part.sum(axis=0)) / (bandwidth * 1e9)
-        for part, bandwidth in (
-            (inside, model.intra_node_gb_s),
-            (outside, model.inter_node_gb_s),
-        )
-    ]
-    waits: Float = np.maximum(*seconds) + count * model.message_us * 1e-6
-    return waits

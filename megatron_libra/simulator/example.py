@@ -58,5 +58,5 @@ def example_pool(task: ReplayTask, reference: ReplayTask) -> ExamplePool:
         work=work,
         time=predict(work, task.model),
         slot_pairs=slot_pairs,
-        reference=np.concatenate([each.forward for each in alone]),
+        reference=np.concatenate([each.forward.end for each in alone]),
     )

@@ -10,12 +10,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.plan.exchange import traffic_rows
 from megatron_libra.plan.pool_plan import PoolPlan
+from megatron_libra.simulator.call_table import CallTable
+from megatron_libra.simulator.timeline import PassTraffic
 
-__all__ = ["PoolWork"]
+__all__ = ["Gathers", "PoolWork"]
 
 Int64 = NDArray[np.int64]
+Float = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathers:
+    """Bytes read and written to order rows around the exchange, in one pass."""
+
+    packed: Float
+    """(M, W) before a chunk is sent."""
+    sorted: Float
+    """(M, W) when a chunk has arrived, and before its results are sent."""
+    gathered: Float
+    """(W,) when all has come back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,27 +42,28 @@ class PoolWork:
     """M."""
     kv_pieces: int
     """U, chunks that bring new kv heads."""
-    heads_per_shard: int
-    """Query heads of a shard, h_q / H."""
-    heads_per_call: int
-    """Query heads of one varlen call, h_q / (H M)."""
     load_target: float
     """C, (1 + tau) times the mean pairs of a worker."""
     max_tile: int
     """Pairs of the heaviest tile."""
     pairs: Int64
     """(W,) causal query-key pairs of one query head of the tiles."""
-    query_rows: Int64
-    """(W,) tokens x shards that a worker computes."""
-    rounds: Int64
-    """(W,) varlen calls for each chunk."""
+    calls: CallTable
+    """Varlen calls of all workers; those of the exchanged part once, each of M chunks makes
+    them."""
     query_bytes: Int64
     """(W, W) bytes of Q that cross workers, source row, destination column; O goes back."""
     kv_bytes: Int64
     """(W, W) bytes of K and V."""
+    own_query_bytes: Int64
+    """(W,) bytes of Q of the exchanged part that stay on their worker."""
+    own_kv_bytes: Int64
+    """(W,) the same of K and V."""
+    local_query_bytes: Int64
+    """(W,) bytes of Q of the local part."""
     resident_kv_bytes: Int64
     """(W,) bytes of K and V held while the layer runs."""
-    same_node: NDArray[np.bool_]
+    same_node: Bool
     """(W, W) whether two workers share a node."""
 
     @classmethod
@@ -55,25 +71,35 @@ class PoolWork:
         """Count a plan; the pool's first worker is the first of a node."""
         size, heads = plan.num_workers, plan.heads
         element = plan.shape.head_dim * plan.shape.bytes_per_element
-        rows = np.bincount(plan.query.destination, plan.query.count, minlength=size)
+        query_row = heads.query_heads_per_shard * element
+        query, kv = (
+            plan.query_rows * query_row,
+            plan.kv_rows * 2 * heads.kv_heads_per_shard * element,
+        )
+        local = np.bincount(plan.local.query.destination, plan.local.query.count, minlength=size)
         node = np.arange(size) // workers_per_node
         total = int(plan.tiles.pairs.sum())
         return cls(
             head_dim=plan.shape.head_dim,
             chunks=heads.chunks,
             kv_pieces=heads.kv_pieces,
-            heads_per_shard=heads.query_heads_per_shard,
-            heads_per_call=heads.query_heads_per_chunk,
             load_target=(1 + plan.config.load_slack) * total / size,
             max_tile=int(plan.tiles.pairs.max(initial=0)),
             pairs=plan.loads,
-            query_rows=rows.astype(np.int64),
-            rounds=plan.num_rounds,
-            query_bytes=traffic_rows(plan.query, size) * (heads.query_heads_per_shard * element),
-            kv_bytes=traffic_rows(plan.kv, size) * (2 * heads.kv_heads_per_shard * element),
+            calls=CallTable.of_plan(plan),
+            query_bytes=_without_diagonal(query),
+            kv_bytes=_without_diagonal(kv),
+            own_query_bytes=np.diagonal(query).copy(),
+            own_kv_bytes=np.diagonal(kv).copy(),
+            local_query_bytes=local.astype(np.int64) * query_row,
             resident_kv_bytes=plan.peak_resident_kv_bytes,
             same_node=node[:, None] == node,
         )
+
+    @property
+    def num_workers(self) -> int:
+        """W."""
+        return len(self.pairs)
 
     @property
     def traffic_bytes(self) -> Int64:
@@ -101,3 +127,51 @@ class PoolWork:
     def tile_over_target(self) -> float:
         """The heaviest tile over C; near or above 1, no placer can balance."""
         return self.max_tile / self.load_target if self.load_target else 0.0
+
+    def traffic(self, *, backward: bool, refetch: bool = False) -> PassTraffic:
+        """Bytes of each chunk: Q, K and V go out and O comes back; in backward dO goes out and dQ,
+        dK and dV come back, with refetch Q, O, K and V go out again.
+
+        K and V travel with the first chunk that computes with them, dK and dV with the last.
+        """
+        query = self.query_bytes / self.chunks
+        kv = self.kv_bytes / self.kv_pieces
+        brings, finishes = self._kv_chunks
+        sends_kv = refetch or not backward
+        tokens = query * (3 if backward and refetch else 1)
+        dispatch = tokens + np.multiply.outer(brings * float(sends_kv), kv)
+        return_ = query.T + np.multiply.outer(finishes * float(backward), kv.T)
+        return PassTraffic(dispatch, return_)
+
+    @property
+    def _kv_chunks(self) -> tuple[Bool, Bool]:
+        """(M,) whether a chunk is the first, and the last, that computes with a kv piece."""
+        piece = np.arange(self.chunks) * self.kv_pieces // self.chunks
+        return np.diff(piece, prepend=-1) > 0, np.diff(piece, append=self.kv_pieces) > 0
+
+    def gathers(self, *, backward: bool, refetch: bool = False) -> Gathers:
+        """Every row is read and written where it is packed, sorted and gathered."""
+        traffic = self.traffic(backward=backward, refetch=refetch)
+        leaves, arrives = traffic.dispatch.sum(axis=2), traffic.dispatch.sum(axis=1)
+        back = traffic.return_.sum(axis=2)
+        own = self._own(backward=backward, refetch=refetch)
+        has_exchange = float(self.query_bytes.any() or self.kv_bytes.any())
+        home = self.local_query_bytes + traffic.return_.sum(axis=(0, 1)) + self.own_query_bytes
+        return Gathers(
+            packed=2 * (leaves + own),
+            sorted=2 * (arrives + own + back + self.own_query_bytes / self.chunks),
+            gathered=2 * has_exchange * home,
+        )
+
+    def _own(self, *, backward: bool, refetch: bool) -> Float:
+        """(M, W) bytes of a chunk's dispatch that stay on their worker."""
+        tokens = self.own_query_bytes / self.chunks * (3 if backward and refetch else 1)
+        kv = self.own_kv_bytes / self.kv_pieces * float(refetch or not backward)
+        own: Float = tokens + np.multiply.outer(self._kv_chunks[0], kv)
+        return own
+
+
+def _without_diagonal(matrix: Int64) -> Int64:
+    moved = matrix.copy()
+    np.fill_diagonal(moved, 0)
+    return moved

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from megatron_libra.simulator.calibration import BUILT_IN
+from megatron_libra.simulator.calibration import BUILT_IN, built_in
 from megatron_libra.simulator.metrics import CandidateResult
 from megatron_libra.simulator.plots import draw
 from megatron_libra.simulator.report_page import PAGE
@@ -123,7 +123,7 @@ def _subtitle(simulation: Simulation) -> str:
 def model_sentence(simulation: Simulation) -> str:
     """What times rest on; for every output."""
     model = simulation.model
-    if BUILT_IN.get(model.name) != model:
+    if model.name not in BUILT_IN or built_in(model.name) != model:
         return (
             f"Times are predictions of the cost model {model.name}, read from a file. Imbalances, "
             "bytes and memory do not depend on it."

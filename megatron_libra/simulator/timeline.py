@@ -13,9 +13,9 @@ and is done with chunk c - 1; then its return starts. Late local work runs under
 Links. A worker has a port into its node and one out of it, each of them full duplex: it sends and
 receives at once, at the port's bandwidth. An exchange takes message time plus bytes over bandwidth
 on each port. On a port, dispatches queue up behind each other, and so do returns; where both are
-under way they share the port equally. A worker has D_c when its own receiving port and the sending
-ports of everybody who sends it something are done with D_c. Its receiving port begins on R_c when
-the first of its sources has computed chunk c.
+under way they share the port equally. D_c is over on a worker when its own ports, and the sending
+ports of everybody who sends it something, are done with it: as in an all-to-all. A receiving port
+begins on R_c when the first of the worker's sources has computed chunk c.
 
 Overlap loss. Computation during an exchange takes longer by that share of the overlapped transfer
 time: 0 for copy engines, 0.2 to 0.3 for NCCL, whose kernels share the SMs. The schedule is made
@@ -110,7 +110,8 @@ class Timeline:
     @property
     def end(self) -> Float:
         """(W,) when each worker is done."""
-        return self.compute_stop[-1]
+        end: Float = self.compute_stop[-1]
+        return end
 
     @property
     def seconds(self) -> float:
@@ -120,19 +121,20 @@ class Timeline:
     @property
     def first_wait(self) -> Float:
         """(W,) idle until chunk 0 has arrived: the exposed first dispatch."""
-        return self.compute_start[2] - self.compute_stop[1]
+        wait: Float = self.compute_start[2] - self.compute_stop[1]
+        return wait
 
     @property
     def middle_wait(self) -> Float:
         """(W,) idle between chunks."""
-        gaps = self.compute_start[3:-2] - self.compute_stop[2:-3]
-        waits: Float = gaps.sum(axis=0)
-        return waits
+        wait: Float = (self.compute_start[3:-2] - self.compute_stop[2:-3]).sum(axis=0)
+        return wait
 
     @property
     def last_wait(self) -> Float:
         """(W,) idle until everything has come back: the exposed last return."""
-        return self.compute_start[-1] - self.compute_stop[-2]
+        wait: Float = self.compute_start[-1] - self.compute_stop[-2]
+        return wait
 
     @property
     def wait(self) -> Float:

@@ -75,11 +75,9 @@ def test_tensor_parallelism_divides_heads_and_nodes(libra, corpus):
 
 
 def test_a_calibration_changes_times_but_not_bytes(libra, corpus, write):
-    from dataclasses import asdict
+    from megatron_libra.simulator.calibration import built_in, model_json
 
-    from megatron_libra.simulator.calibration import BUILT_IN
-
-    fast = asdict(BUILT_IN["h200-fa2"]) | {"name": "mine", "message_us": 0.0}
+    fast = model_json(built_in("h200-fa4")) | {"name": "mine", "message_us": 0.0}
     slow = libra("simulate", corpus, *SMALL, "--json").answer
     quick = libra("simulate", corpus, *SMALL, "--json", "--cost-model", write(fast)).answer
     assert quick["cost_model"]["name"] == "mine"

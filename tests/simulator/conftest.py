@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.data.rows import LengthRows
+from megatron_libra.simulator.call_cost import FEATURES, KernelCost, PassCost
 from megatron_libra.simulator.candidates import Grid
 from megatron_libra.simulator.corpus import Corpus
-from megatron_libra.simulator.cost_model import CostModel, KernelRate
+from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.job import TrainingJob
 from megatron_libra.simulator.processes import TaskPool
 from megatron_libra.simulator.search import Effort, simulate
 from megatron_libra.simulator.simulation import Simulation
+from megatron_libra.simulator.tiling import Tiling
 
 
 @pytest.fixture(scope="session")
@@ -28,21 +33,29 @@ def job() -> TrainingJob:
     )
 
 
+def pass_cost(**changes: Any) -> PassCost:
+    """A tile for each query, a step for each key: a step is a causal pair. 1 ms each, 0.1 ms for
+    each query row and head, 50 ms for the host's call.
+    """
+    values = dict.fromkeys(FEATURES, 0.0) | {"step_ns": 1e6, "query_row_ns": 1e5}
+    tiling = Tiling(tile_rows=1, step_rows=1, owns_keys=False)
+    cost = PassCost(tiling=tiling, tile_steps=0.0, alone=1.0, host_us=5e4, **values)
+    return replace(cost, **changes)
+
+
 @pytest.fixture(scope="session")
 def model() -> CostModel:
-    """1 MFLOP/s forward, 2 backward, 10 kB/s; nothing rounds away."""
+    """One SM, 10 kB/s inside a node, 5 kB/s between; nothing rounds away."""
     return CostModel(
         name="by hand",
-        kernels={10: KernelRate(forward_tflops=1e-6, backward_tflops=2e-6)},
-        forward_token_ns=1e5,
-        backward_token_ns=1e5,
-        forward_call_us=5e4,
-        backward_call_us=5e4,
-        full_call_rows=100,
+        kernel="by hand",
+        num_sms=1,
+        kernels={8: KernelCost(forward=pass_cost(), backward=pass_cost(step_ns=2e6))},
+        gather_gb_s=1e9,
         intra_node_gb_s=1e-5,
         inter_node_gb_s=0.5e-5,
         message_us=1e4,
-        overlap_loss=0.5,
+        overlap_loss=0.0,
     )
 
 

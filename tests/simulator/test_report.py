@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_libra.simulator.calibration import BUILT_IN
+from megatron_libra.simulator.calibration import built_in
 from megatron_libra.simulator.plots import FIGURES, draw, figures
 from megatron_libra.simulator.report import COLUMNS, columns_of, html_report, model_sentence
 from megatron_libra.simulator.simulation import Simulation
@@ -27,7 +27,7 @@ def test_columns_by_hand(simulation: Simulation) -> None:
 
 def test_the_source_of_times_is_stated(simulation: Simulation) -> None:
     assert "cost model by hand, read from a file" in model_sentence(simulation)
-    default = replace(simulation, model=BUILT_IN["h200-fa4"])
+    default = replace(simulation, model=built_in("h200-fa4"))
     assert "not a measurement of your machine" in model_sentence(default)
 
 

@@ -59,21 +59,21 @@ def draw_timeline(simulation: Simulation) -> Any:
 
 
 def _plan_bars(ax: Any, simulation: Simulation, colors: list[Any]) -> None:
-    """First dispatch, then the computation by slot, transfers it waits for, the last return."""
+    """The computation by slot, what transfers add to it, and idle time: for the first dispatch,
+    between chunks, for the last return."""
     example = simulation.example
-    time, pairs = example.time, example.slot_pairs
+    timeline, pairs = example.time.forward, example.slot_pairs
     workers = np.arange(len(pairs))
-    left = time.forward_first * 1e3
-    options: dict[str, Any] = {"height": 0.86, "linewidth": 0}
-    ax.barh(workers, left, color=WARM, **options)
+    compute = example.time.forward_compute.total
+    slowed = timeline.end - timeline.wait - compute
     share = pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)
-    for slot, color in enumerate(colors):
-        width = share[:, slot] * time.forward_compute * 1e3
-        ax.barh(workers, width, left=left, color=color, **options)
-        left = left + width
-    rest = time.forward * 1e3 - left - time.forward_last * 1e3
-    ax.barh(workers, rest, left=left, color=BEFORE, **options)
-    ax.barh(workers, time.forward_last * 1e3, left=left + rest, color=WARM, **options)
+    bars = [(timeline.first_wait, WARM)]
+    bars += [(share[:, slot] * compute, color) for slot, color in enumerate(colors)]
+    bars += [(slowed + timeline.middle_wait, BEFORE), (timeline.last_wait, WARM)]
+    left = np.zeros(len(pairs))
+    for seconds, color in bars:
+        ax.barh(workers, seconds * 1e3, left=left, color=color, height=0.86, linewidth=0)
+        left = left + seconds * 1e3
 
 
 def _slot_colors(work: Any) -> list[Any]:
