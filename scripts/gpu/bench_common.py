@@ -31,8 +31,10 @@ __all__ = [
     "Case",
     "Job",
     "World",
+    "append",
     "arguments",
     "one_line",
+    "print_block",
     "read_rows",
     "run_cases",
     "show",
@@ -139,19 +141,30 @@ def run_cases(body: Body, cases: Iterable[Case], job: Job, *, line: Callable[[Ca
             failed, waiting = failed + wrong, []
         except (WorkerFailed, TimeoutError) as error:
             begun, wrong = map(int, marker.read_text().split())
-            case = waiting[begun] if begun < len(waiting) else {}
-            append(job.path, {**case, "error": str(error)[-4000:]})
-            _print_block(f"{job.name}: {case} failed", str(error))
+            case, trace = waiting[begun], f"{error}\n{_take_hangs(job)}"
+            append(job.path, {**case, "error": trace[-4000:]})
+            print_block(f"{job.name}: {case} failed", trace)
             failed, waiting = failed + wrong + 1, waiting[begun + 1 :]
         finally:
             marker.unlink(missing_ok=True)
+            _take_hangs(job)
     return failed
+
+
+def _take_hangs(job: Job) -> str:
+    """Where workers stood that took too long for a case."""
+    files = sorted(job.out.glob(f"{job.name}.hang*"))
+    text = "\n".join(file.read_text() for file in files if file.stat().st_size)
+    for file in files:
+        file.unlink()
+    return text
 
 
 def _serve(body: Body, cases: Sequence[Case], job: Job, line: Callable[[Case], str]) -> int:
     """Body of a worker: all cases in order; returns how many failed here."""
     world, failed = World(job.device), 0
     marker = job.out / f"{job.name}.started"
+    hang = (job.out / f"{job.name}.hang{world.worker}").open("w")
     for number, case in enumerate(cases):
         if any(world.gather(time.time() > job.deadline)):
             if world.worker == 0:
@@ -159,7 +172,7 @@ def _serve(body: Body, cases: Sequence[Case], job: Job, line: Callable[[Case], s
             break
         if world.worker == 0:
             marker.write_text(f"{number} {failed}")
-        faulthandler.dump_traceback_later(job.case_seconds, exit=True)
+        faulthandler.dump_traceback_later(job.case_seconds, exit=True, file=hang)
         started = time.monotonic()
         try:
             record = body(world, case)
@@ -168,7 +181,7 @@ def _serve(body: Body, cases: Sequence[Case], job: Job, line: Callable[[Case], s
             if world.num_workers > 1 or isinstance(error, torch.AcceleratorError):
                 raise
             record, failed = {"error": traceback.format_exc()[-4000:]}, failed + 1
-            _print_block(f"{job.name}: {case} failed", record["error"])
+            print_block(f"{job.name}: {case} failed", record["error"])
         faulthandler.cancel_dump_traceback_later()
         record = {**case, **record, "case_s": round(time.monotonic() - started, 2)}
         if world.worker == 0:
@@ -242,6 +255,7 @@ def _cell(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _print_block(title: str, text: str) -> None:
+def print_block(title: str, text: str) -> None:
+    """Print the end of a trace in one block."""
     shown = "\n".join(text.splitlines()[-TRACE_LINES:])
     print(f"--- {title}\n{shown}\n---", flush=True)

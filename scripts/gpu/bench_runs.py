@@ -1,0 +1,254 @@
+"""Train scripts/pretrain_gpt.py and read its clock. In: a model, a run. Out: times, losses, pairs.
+
+The corpus has the document lengths of a preset, scaled; its tokens follow a simple rule with noise,
+so that there is something to learn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from bench_common import ROOT, Case, World
+from bench_timing import alternate, medians
+from bench_work import KernelCalls, runtime_of, scaled_rows
+
+from megatron_libra import AttentionShape, LibraConfig, plan_pool
+from megatron_libra.data.corpora import CORPORA, LongTail
+
+__all__ = ["CPU_MODEL", "GPU_MODEL", "Model", "Run", "RunFailed", "kernel_rate", "write_corpus"]
+
+VOCAB_SIZE, EOD = 257, 256
+RECORD = re.compile(
+    r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): ([0-9.]+).*?lm loss: ([0-9.E+-]+)"
+)
+STOP_SECONDS = 40
+COMMON = shlex.split("""
+--group-query-attention --position-embedding-type rope --normalization RMSNorm --swiglu
+--disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --split 100,0,0
+--untie-embeddings-and-output-weights --tokenizer-type NullTokenizer
+--dataloader-inter-document-masking --micro-batch-size 1 --eval-iters 0 --eval-interval 100000
+--log-interval 1 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-warmup-iters 1
+--clip-grad 1.0 --calculate-per-token-loss --seed 1234 --transformer-impl local
+--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion
+--no-persist-layer-norm --no-bias-swiglu-fusion
+""")
+ON_GPU = ["--bf16", "--use-distributed-optimizer", "--num-workers", "2"]
+ON_CPU = ["--libra-cpu", "--distributed-backend", "gloo", "--num-workers", "0"]
+
+
+class RunFailed(RuntimeError):
+    """A training did not end well; the message has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A GPT with RMSNorm, SwiGLU and grouped queries."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def flags(self) -> list[str]:
+        """Megatron's flags."""
+        names = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads")
+        names += ("num-query-groups", "kv-channels")
+        values = (self.num_layers, self.hidden_size, self.ffn_size)
+        values += (self.query_heads, self.kv_heads, self.head_dim)
+        return [f"--{name}={value}" for name, value in zip(names, values, strict=True)]
+
+    @property
+    def shape(self) -> AttentionShape:
+        """Heads of one layer."""
+        return AttentionShape(
+            query_heads=self.query_heads, kv_heads=self.kv_heads, head_dim=self.head_dim
+        )
+
+    @property
+    def dense_flops(self) -> int:
+        """Of one token, forward and backward, all matrix products but attention's."""
+        heads = 2 * (self.query_heads + self.kv_heads) * self.head_dim
+        layer = self.hidden_size * (heads + 3 * self.ffn_size)
+        return 6 * (self.num_layers * layer + self.hidden_size * VOCAB_SIZE)
+
+    @property
+    def attention_flops(self) -> int:
+        """Of one causal pair, forward (4 d h) and backward (2.5 times that), all layers."""
+        return 14 * self.head_dim * self.query_heads * self.num_layers
+
+
+GPU_MODEL = Model(
+    num_layers=8, hidden_size=1024, ffn_size=2816, query_heads=32, kv_heads=4, head_dim=128
+)
+CPU_MODEL = Model(
+    num_layers=2, hidden_size=64, ffn_size=128, query_heads=4, kv_heads=2, head_dim=16
+)
+
+
+def write_corpus(folder: Path, preset: str, seq_length: int, num_tokens: int) -> Path:
+    """Write documents of at least so many tokens, unless they are there; returns the prefix."""
+    prefix = folder / f"corpus-{preset}-{seq_length}-{num_tokens}"
+    stamp = prefix.with_suffix(".stamp")
+    if stamp.exists():
+        return prefix
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    given, rng = CORPORA[preset], np.random.default_rng(0)
+    median = max(1, round(given.median * seq_length / given.seq_length))
+    tail = LongTail(seq_length=seq_length - 1, sigma=given.sigma, median=median)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    while num_tokens > 0:
+        for length in tail.document_lengths(1000, rng).tolist():
+            tokens = np.append(document(length, rng), np.uint16(EOD))
+            builder.add_document(tokens, [len(tokens)])
+            num_tokens -= len(tokens)
+            if num_tokens <= 0:
+                break
+    builder.finalize(f"{prefix}.idx")
+    stamp.write_text("complete")
+    return prefix
+
+
+def document(length: int, rng: np.random.Generator) -> np.ndarray:
+    """Tokens in steps of one size, which differs between documents; a tenth is noise."""
+    start, step = rng.integers(0, EOD, 2)
+    tokens = (start + step * np.arange(length)) % EOD
+    noise = rng.random(length) < 0.1
+    tokens[noise] = rng.integers(0, EOD, int(noise.sum()))
+    return tokens.astype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training. Every flag is said here or in Model."""
+
+    name: str
+    model: Model
+    gpus: int
+    context_parallel: int
+    pipeline_parallel: int
+    global_batch: int
+    seq_length: int
+    iterations: int
+    device: str
+    corpus: Path
+    libra: tuple[str, ...]
+    """--context-parallel-impl and the flags of libra."""
+    connections: str
+    """CUDA_DEVICE_MAX_CONNECTIONS, or unset; Megatron asks for 1 with context parallelism."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Replicas."""
+        return self.gpus // (self.context_parallel * self.pipeline_parallel)
+
+    def command(self, folder: Path) -> list[str]:
+        """What is run."""
+        sizes = {
+            "seq-length": self.seq_length,
+            "max-position-embeddings": self.seq_length,
+            "global-batch-size": self.global_batch,
+            "train-iters": self.iterations,
+            "context-parallel-size": self.context_parallel,
+            "pipeline-model-parallel-size": self.pipeline_parallel,
+            "vocab-size": VOCAB_SIZE,
+            "data-path": self.corpus,
+            "data-cache-path": folder / "cache",
+            "libra-log-file": folder / "telemetry.jsonl",
+        }
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(self.gpus), "-m", "megatron_libra.run"),
+            *(str(ROOT / "scripts" / "pretrain_gpt.py"), *COMMON, *self.model.flags),
+            *(ON_GPU if self.device == "cuda" else ON_CPU),
+            *(f"--{name}={value}" for name, value in sizes.items()),
+            *self.libra,
+        ]
+
+    def train(self, out: Path, seconds: float) -> Case:
+        """Train; returns elapsed_ms and losses by iteration, and libra's records.
+
+        Raises:
+            RunFailed: it failed, took longer, or logged fewer iterations.
+        """
+        folder = out / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        telemetry, log = folder / "telemetry.jsonl", folder / "train.log"
+        telemetry.unlink(missing_ok=True)
+        code = self._execute(folder, log, seconds)
+        text = log.read_text(errors="replace")
+        found = RECORD.findall(text)
+        if code or len(found) != self.iterations or not telemetry.exists():
+            what = "took too long" if code is None else f"ended with {code}"
+            raise RunFailed(
+                f"{self.name} {what} after {len(found)} iterations, {log}:\n{end(text)}"
+            )
+        return {
+            "elapsed_ms": [float(ms) for _, ms, _ in found],
+            "losses": [float(loss) for _, _, loss in found],
+            "telemetry": [json.loads(line) for line in telemetry.read_text().splitlines()],
+        }
+
+    def _execute(self, folder: Path, log: Path, seconds: float) -> int | None:
+        """The exit status; None if it was stopped."""
+        command = self.command(folder)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        if self.connections != "unset":
+            environment["CUDA_DEVICE_MAX_CONNECTIONS"] = self.connections
+        with log.open("w") as output:
+            print(f"+ {shlex.join(command)}", file=output, flush=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                return process.wait(timeout=max(1.0, seconds))
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, and by it its workers."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def end(text: str, count: int = 30) -> str:
+    """The end of a log, before the launcher's own summary."""
+    lines = text.splitlines()
+    stop_at = next((i for i, line in enumerate(lines) if "elastic/multiprocessing" in line), None)
+    return "\n".join(lines[:stop_at][-count:])
+
+
+def kernel_rate(world: World, case: Case) -> Case:
+    """Milliseconds of a causal pair in the bare kernel, forward and backward of one layer."""
+    shape = AttentionShape(**case["shape"])
+    config = LibraConfig(pool_size=1, kernel=case["kernel"])
+    runtime = runtime_of(world, config, shape)
+    total_ms, total_pairs = 0.0, 0
+    for row in scaled_rows(case["preset"], case["seq_length"], 4, seed=0):
+        plan = plan_pool([row], context_parallel_size=1, shape=shape, config=config)
+        calls = KernelCalls(plan.worker_plan(0), runtime.kernel, world)
+        total_ms += medians(alternate({"both": calls.both}, world, repeats=3))["both"]
+        total_pairs += int(plan.loads.sum())
+    return {"kernel": runtime.kernel.name, "ms_per_pair": total_ms / total_pairs}

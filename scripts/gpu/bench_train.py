@@ -1,0 +1,221 @@
+"""Several GPUs, end to end: tokens per second of libra over ulysses in scripts/pretrain_gpt.py.
+
+    python scripts/gpu/bench_train.py [--gpus N] [--context-parallel CP] [--kernel fa4] ...
+
+A GPT whose attention is most of the work, on a synthetic corpus with the long tail of a preset,
+scaled to --seq-length tokens a pack; DP = N / CP, one pool of all replicas. Runs alternate; the
+first iterations of each are left out. Both see the same sequences in every step.
+
+tokens_s        tokens of the iterations over the sum of their times, median of the runs
+share_flops     of attention in forward and backward, on the mean worker
+share_time      of libra's iterations: pairs times what the bare kernel needs for one, measured
+bound_flops     iterations with the heaviest worker's attention over those with the mean worker's
+bound_time      ulysses' measured time over the same without what its heaviest worker computes above
+                the mean: what perfect balance at no cost would give
+About 200 s on two H200s (four runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import traceback
+from dataclasses import asdict, replace
+
+import torch
+from bench_common import Case, Job, append, arguments, print_block, read_rows, run_cases, show
+from bench_runs import CPU_MODEL, GPU_MODEL, Model, Run, kernel_rate, write_corpus
+
+from megatron_libra.data.corpora import CORPORA
+
+IMPLEMENTATIONS = ("ulysses", "libra")
+COLUMNS = (
+    *("dp", "cp", "pp", "pool", "kernel", "transport", "seq_length", "ulysses_tokens_s"),
+    *("libra_tokens_s", "speedup", "bound_time", "bound_flops", "share_time", "share_flops"),
+    *("max_loss_difference", "runs"),
+)
+
+
+def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
+    """The flags of this benchmark and of bench_scaling.py."""
+    parser = arguments(doc, seconds=seconds)
+    parser.add_argument("--gpus", type=int, default=None, help="by default all")
+    parser.add_argument("--preset", choices=CORPORA, default="longtail-256k")
+    parser.add_argument("--seq-length", type=int, default=65536)
+    parser.add_argument("--microbatches", type=int, default=2, help="of a replica in a step")
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=GPU_MODEL.num_layers)
+    parser.add_argument("--hidden", type=int, default=GPU_MODEL.hidden_size)
+    parser.add_argument("--ffn", type=int, default=GPU_MODEL.ffn_size)
+    parser.add_argument("--kernel", default="auto")
+    parser.add_argument("--transport", default="auto")
+    parser.add_argument("--block-size", type=int, default=1024)
+    parser.add_argument("--head-split", type=int, default=1)
+    parser.add_argument("--load-slack", type=float, default=0.01)
+    parser.add_argument("--connections", choices=("1", "unset"), default="1")
+    parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="Megatron's flags")
+    return parser
+
+
+def settle(args: argparse.Namespace) -> Model:
+    """Fill in what depends on other flags; returns the model."""
+    if args.gpus is None:
+        args.gpus = torch.cuda.device_count() if args.device == "cuda" else 2
+    if args.tiny:
+        args.seq_length, args.iterations, args.warmup, args.block_size = 512, 2, 1, 64
+    if args.device == "cuda":
+        return replace(
+            GPU_MODEL, num_layers=args.layers, hidden_size=args.hidden, ffn_size=args.ffn
+        )
+    args.kernel, args.transport = "reference", "gloo"
+    return CPU_MODEL
+
+
+def run_of(
+    args: argparse.Namespace, model: Model, implementation: str, *, layout: tuple[int, int, int]
+) -> Run:
+    """A run of an implementation.
+
+    Args:
+        layout: data, context and pipeline parallel size.
+    """
+    data, context, pipeline = layout
+    steps, batch = args.warmup + args.iterations, args.microbatches * pipeline * data
+    tokens = steps * batch * args.seq_length
+    choices = {
+        "context-parallel-impl": implementation,
+        "libra-pool-size": data,
+        "libra-block-size": args.block_size,
+        "libra-head-split": args.head_split,
+        "libra-load-slack": args.load_slack,
+        "libra-kernel": args.kernel,
+        "libra-transport": args.transport,
+    }
+    return Run(
+        name=f"{implementation}-dp{data}-cp{context}-pp{pipeline}",
+        model=model,
+        gpus=data * context * pipeline,
+        context_parallel=context,
+        pipeline_parallel=pipeline,
+        global_batch=batch,
+        seq_length=args.seq_length,
+        iterations=steps,
+        device=args.device,
+        corpus=write_corpus(args.out, args.preset, args.seq_length, tokens + tokens // 8),
+        libra=(*(f"--{name}={value}" for name, value in choices.items()), *args.extra),
+        connections=args.connections,
+    )
+
+
+def train_both(
+    args: argparse.Namespace, model: Model, job: Job, *, layout: tuple[int, int, int], turns: int
+) -> dict[str, list[Case]]:
+    """Runs of both implementations in turn; one that fails is printed and left out."""
+    done: dict[str, list[Case]] = {name: [] for name in IMPLEMENTATIONS}
+    for turn in range(turns):
+        for name in IMPLEMENTATIONS:
+            left = job.deadline - time.time()
+            if left <= 0:
+                print(f"{name}, turn {turn}: no time left", flush=True)
+                continue
+            run = run_of(args, model, name, layout=layout)
+            try:
+                record = run.train(args.out, left)
+            except Exception:
+                trace = traceback.format_exc()
+                print_block(f"{run.name}, turn {turn} failed", trace)
+                append(job.path, {"run": run.name, "turn": turn, "error": trace[-4000:]})
+                continue
+            spent = sum(record["elapsed_ms"][args.warmup :])
+            tokens = run.global_batch * run.seq_length * args.iterations
+            record |= {"ms": spent, "tokens_s": tokens / spent * 1e3}
+            done[name].append(record)
+            append(job.path, {"run": run.name, "turn": turn, **record})
+            print(f"{run.name}: {record['tokens_s']:.0f} tokens/s", flush=True)
+    return done
+
+
+def measure_rate(args: argparse.Namespace, model: Model) -> Case:
+    """The bare kernel's milliseconds of a pair; {} if it cannot be measured."""
+    job = Job.of("kernel_rate", args, 1)
+    job.path.unlink(missing_ok=True)
+    shape = asdict(model.shape)
+    case = {"shape": shape, "kernel": args.kernel, "preset": args.preset}
+    case["seq_length"] = args.seq_length
+    run_cases(kernel_rate, [case], job, line=rate_line)
+    rows = read_rows(job.path)
+    return rows[-1] if rows else {}
+
+
+def rate_line(record: Case) -> str:
+    """One line for the rate."""
+    return f"{record['kernel']}: {record['ms_per_pair'] * 1e9:.1f} ms for 1e9 pairs of a layer"
+
+
+def compare(
+    args: argparse.Namespace,
+    model: Model,
+    done: dict[str, list[Case]],
+    rate: Case,
+    *,
+    layout: tuple[int, int, int],
+) -> Case:
+    """Speedup, shares and bounds of a layout; needs a run of each implementation."""
+    data, context, pipeline = layout
+    base, ours = (statistics.median(r["tokens_s"] for r in done[n]) for n in IMPLEMENTATIONS)
+    ulysses, libra = done["ulysses"][0], done["libra"][0]
+    records = ulysses["telemetry"][args.warmup :]
+    heaviest = sum(record["step_straggler_pairs"] for record in records)
+    mean = sum(record["mean_pairs"] for record in records)
+    batch = args.microbatches * pipeline * data
+    tokens = len(records) * batch * args.seq_length / (data * context)
+    dense, pair = tokens * model.dense_flops, model.attention_flops
+    result = {
+        **{"dp": data, "cp": context, "pp": pipeline, "pool": data},
+        **{"kernel": rate.get("kernel", args.kernel), "transport": args.transport},
+        "seq_length": args.seq_length,
+        "ulysses_tokens_s": base,
+        "libra_tokens_s": ours,
+        "speedup": ours / base,
+        "share_flops": mean * pair / (dense + mean * pair),
+        "bound_flops": (dense + heaviest * pair) / (dense + mean * pair),
+        "max_loss_difference": max(
+            abs(a - b) for a, b in zip(ulysses["losses"], libra["losses"], strict=True)
+        ),
+        "runs": [len(done[name]) for name in IMPLEMENTATIONS],
+    }
+    if "ms_per_pair" in rate and pipeline == 1:
+        ms = rate["ms_per_pair"] * model.num_layers
+        ulysses_ms = statistics.median(r["ms"] for r in done["ulysses"])
+        libra_ms = statistics.median(r["ms"] for r in done["libra"])
+        result["share_time"] = mean * ms / libra_ms
+        result["bound_time"] = ulysses_ms / (ulysses_ms - (heaviest - mean) * ms)
+    return result
+
+
+def main() -> int:
+    parser = flags(__doc__, seconds=235)
+    parser.add_argument("--context-parallel", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=2, help="runs of each implementation")
+    args = parser.parse_args()
+    model = settle(args)
+    args.turns = 1 if args.tiny else args.turns
+    layout = (args.gpus // args.context_parallel, args.context_parallel, 1)
+    job = Job.of("train", args, args.gpus)
+    job.path.unlink(missing_ok=True)
+    rate = measure_rate(args, model)
+    done = train_both(args, model, job, layout=layout, turns=args.turns)
+    if not all(done.values()):
+        return 1
+    result = compare(args, model, done, rate, layout=layout)
+    result |= {"model": asdict(model), "preset": args.preset, "iterations": args.iterations}
+    append(job.path, {"comparison": True, **result})
+    show("end to end", [row for row in read_rows(job.path) if "comparison" in row], COLUMNS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The GPU benchmarks on the CPU: their arithmetic by hand, their cases through the real executor,
+and what happens to a case that fails. Times mean nothing here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_libra import LibraConfig, plan_pool
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = ROOT / "scripts" / "gpu"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    yield
+    for path in GPU.glob("bench_*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def dry_run(script: str, out: Path, *flags: str) -> tuple[str, list[dict]]:
+    """What a benchmark prints, and its JSON lines."""
+    command = [sys.executable, str(GPU / script), "--device", "cpu", "--tiny", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, env=environment, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = out / f"{script.removeprefix('bench_').removesuffix('.py')}.jsonl"
+    return done.stdout, [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_layer_is_compared_with_its_kernel_calls(tmp_path):
+    text, rows = dry_run("bench_layer.py", tmp_path)
+    by_part = {part: [row for row in rows if row["part"] == part] for part in ("time", "memory")}
+    assert len(by_part["time"]) == 12 and len(by_part["memory"]) == 2 and len(rows) == 18
+    for row in by_part["time"]:
+        assert row["forward_ratio"] == row["forward_ms"] / row["forward_bare_ms"]
+        assert (row["forward_ok"] == "pass") == (row["forward_ratio"] <= row["limit"])
+        assert len(row["backward_times"]["layer"]) == row["repeats"]
+    host = next(row for row in rows if row["part"] == "host")
+    assert 0 < host["forward_bare_launches"] < host["forward_launches"]
+    assert text.count("the times mean nothing") == 4
+
+
+@pytest.mark.slow
+def test_an_exchange_is_measured_with_both_settings_of_connections(tmp_path):
+    _, rows = dry_run("bench_exchange.py", tmp_path, "--shares", "0.25", "0.5")
+    timed = [row for row in rows if row["part"] == "time"]
+    assert [(row["connections"], row["share"]) for row in timed] == [
+        (setting, share) for setting in ("unset", "1") for share in (0.25, 0.5)
+    ]
+    for row in timed:
+        assert row["transport"] == "gloo" and row["moved_bytes"] > 0
+        assert len(row["forward"]["times"]) == 2
+    assert {row["backward_kv"] for row in rows if row["part"] == "memory"} == {"save", "refetch"}
+
+
+@pytest.mark.slow
+def test_a_straggler_has_bounds_of_pairs_and_of_time(tmp_path):
+    _, rows = dry_run("bench_straggler.py", tmp_path, "--presets", "longtail-256k")
+    assert [row["layout"] for row in rows] == ["2x1", "1x2"]
+    assert rows[0]["bound_pairs"] > 1.2 and rows[1]["bound_pairs"] == 1
+    for row in rows:
+        times = {name: np.array(values) for name, values in row["times"].items()}
+        assert {array.shape for array in times.values()} == {(2, 2)}
+        straggler = {name: array.max(axis=1).sum() for name, array in times.items()}
+        assert row["speedup"] == pytest.approx(straggler["ulysses"] / straggler["libra"])
+        bound = straggler["bare"] / times["bare"].mean(axis=1).sum()
+        assert row["share_time"] == pytest.approx(row["speedup"] / bound)
+
+
+def test_hidden_is_what_the_layer_does_not_wait_for():
+    from bench_exchange import summary
+
+    fast = {"compute": [9.0, 9.0], "exchange": [4.0, 4.0], "layer": [10.0, 10.0]}
+    slow = {"compute": [10.0, 10.0], "exchange": [3.0, 3.0], "layer": [11.0, 11.0]}
+    found = summary([fast, slow], limit=0.6)
+    assert (found["compute_ms"], found["exchange_ms"], found["extra_ms"]) == (10, 4, 1)
+    assert (found["hidden"], found["ok"]) == (0.75, "pass")
+    assert summary([fast, slow], limit=0.9)["ok"] == "FAIL"
+
+
+def test_layouts_cover_every_factorization():
+    from bench_straggler import layouts_of
+
+    assert layouts_of(2) == ["2x1", "1x2"]
+    assert layouts_of(8) == ["8x1", "4x2", "2x4", "1x8", "2x1", "4x1"]
+
+
+@pytest.mark.parametrize("pairs", [10_000, 3_000_000])
+def test_a_long_tail_has_the_pairs_that_were_asked_for(pairs):
+    from bench_work import long_tail
+
+    lengths = np.array(long_tail(pairs, seed=3))
+    each = lengths * (lengths + 1) // 2
+    assert each.sum() == pytest.approx(pairs, rel=0.02)
+    assert each.max() <= 0.27 * pairs
+
+
+def test_scaled_rows_keep_the_skew():
+    from bench_work import scaled_rows
+
+    rows = scaled_rows("longtail-256k", 4096, 32, seed=0)
+    assert all(3500 < sum(row) <= 4096 and min(row) >= 1 for row in rows)
+    work = np.array([sum(length**2 for length in row) for row in rows], float)
+    assert work.max() > 3 * work.mean()
+
+
+def pool_plan():
+    """Something moves, something stays, chunks share kv heads."""
+    from bench_work import shape_of
+
+    config = LibraConfig(
+        pool_size=2, block_size=32, head_split=2, chunks=2, transport="gloo", kernel="reference"
+    )
+    return plan_pool(
+        [[200, 9, 30], [40, 50, 3]],
+        context_parallel_size=1, shape=shape_of("8q2kv16"), config=config,
+    )  # fmt: skip
+
+
+def weigh_parts(world, case):
+    """Body of a case: pairs of the bare calls, bytes of the bare exchange."""
+    from bench_work import Exchange, KernelCalls, runtime_of
+
+    plan = pool_plan()
+    mine = plan.worker_plan(world.worker)
+    runtime = runtime_of(world, plan.config, plan.shape)
+    calls, exchange = KernelCalls(mine, runtime.kernel, world), Exchange(mine, runtime, world)
+    pairs = 0
+    for call in calls.calls:
+        q, r = call.tensors[0], call.bound_round
+        queries, keys = r.cu_queries.diff(), r.cu_keys.diff()
+        pairs += int((queries * keys - queries * (queries - 1) // 2).sum()) * q.shape[1]
+    sent = []
+    for request in (exchange.queries, exchange.keys, exchange.results):
+        rows = request.traffic.num_sent * request.chunks
+        sent.append(rows * request.width * plan.shape.bytes_per_element)
+    exchange.forward()
+    exchange.backward()
+    calls.both()
+    return {"pairs": world.gather(pairs), "bytes": world.gather(sum(sent))}
+
+
+def test_bare_parts_are_the_layer_s_own(tmp_path):
+    rows = run(weigh_parts, [{}], tmp_path)
+    plan = pool_plan()
+    heads = plan.heads.query_heads_per_shard
+    assert rows[0]["pairs"] == [load * heads for load in plan.loads.tolist()]
+    traffic = plan.traffic_bytes
+    assert traffic.sum() > 0
+    assert rows[0]["bytes"] == [int(row.sum() - row[w]) for w, row in enumerate(traffic)]
+
+
+def misbehave(world, case):
+    """Body of a case that fails in some way on one worker."""
+    if world.worker == world.num_workers - 1:
+        if case["how"] == "raise":
+            raise ValueError("the reason")
+        if case["how"] == "exit":
+            os._exit(3)
+        if case["how"] == "hang":
+            time.sleep(1000)
+    world.align()
+    return {"workers": world.gather(world.worker)}
+
+
+def test_other_cases_are_measured_when_one_fails_alone(tmp_path, capfd):
+    """One worker: what it raises ends its case only, what kills it ends the process."""
+    hows = ["well", "raise", "well", "exit", "well"]
+    rows = run(misbehave, [{"how": how} for how in hows], tmp_path, 1, failures=2)
+    assert [(row["how"], "error" in row) for row in rows] == [
+        (how, how != "well") for how in hows
+    ], rows
+    assert "the reason" in rows[1]["error"] and "exit code 3" in rows[3]["error"]
+    assert "the reason" in capfd.readouterr().out
+
+
+def test_other_cases_are_measured_when_a_worker_fails_or_hangs(tmp_path):
+    """Two workers: the other one waits for the failing one, so both start afresh."""
+    hows = ["well", "raise", "hang", "well"]
+    rows = run(misbehave, [{"how": how} for how in hows], tmp_path, 2, failures=2)
+    assert [(row["how"], "error" in row) for row in rows] == [
+        (how, how != "well") for how in hows
+    ], rows
+    assert "the reason" in rows[1]["error"] and "in misbehave" in rows[2]["error"]
+    assert rows[-1]["workers"] == [0, 1]
+
+
+def nothing(record):
+    """No line for a record."""
+    return ""
+
+
+def run(body, cases, out, num_workers=2, failures=0):
+    """The JSON lines of cases on CPU workers."""
+    from bench_common import Job, run_cases
+
+    job = Job("test", out, "cpu", num_workers, time.time() + 60, case_seconds=8)
+    assert run_cases(body, cases, job, line=nothing) == failures
+    return [json.loads(line) for line in job.path.read_text().splitlines()]
+
+
+def test_no_case_is_begun_when_the_time_is_over(tmp_path, capsys):
+    from bench_common import Job, run_cases
+
+    job = Job("test", tmp_path, "cpu", 1, time.time() - 1, case_seconds=3)
+    assert run_cases(misbehave, [{"how": "well"}], job, line=nothing) == 0
+    assert "no time for 1 cases" in capsys.readouterr().out
+    assert not job.path.exists()
