@@ -56,14 +56,15 @@ class CudaPeers:
         self._watchdog = Watchdog(meeting.timeout_s, self._missing)
 
     def reserve(self, num_bytes: int, device: torch.device) -> None:
-        """See Peers.reserve. The host waits for the device: all that was pushed is done."""
+        """See Peers.reserve. The host waits until all that was pushed, and all that read what
+        arrived, is done."""
         if device != self._device:
             raise ValueError(f"heaps are on {self._device}, not on {device}.")
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
+        self._queue.synchronize()
         self._heaps = []
         self._kept.pop("heap", None)
-        self._meeting.gather()  # nobody writes into the old heaps, or has them mapped
-        torch.cuda.empty_cache()  # heaps are not taken from torch's cache
+        self._meeting.gather()  # now nobody has the old heaps mapped, so their memory is free
         if self._group is None:
             self._group = self._join_group()
             self._flags = self._share("flags", 2 * len(self.workers) * FLAG_BYTES)
@@ -144,10 +145,17 @@ class CudaPeers:
         """Zeroed memory of every member, by member. Collective over the members."""
         from torch._C._distributed_c10d import _SymmetricMemory
 
+        def allocate() -> torch.Tensor:
+            return _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, self._device)
+
         with torch.inference_mode(False):  # evaluation may come first, training later
-            own = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, self._device)
+            try:
+                own = allocate()
+            except RuntimeError:  # out of memory, which torch's cache may have
+                torch.cuda.empty_cache()
+                own = allocate()
             own.zero_()
-            torch.cuda.synchronize(self._device)  # before any member may write
+            torch.cuda.current_stream(self._device).synchronize()  # before any member may write
             shared = _SymmetricMemory.rendezvous(own, self._group_name)
             self._kept[key] = (own, shared)
             places = range(len(self.workers))

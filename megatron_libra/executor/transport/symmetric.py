@@ -86,8 +86,8 @@ class SymmetricTransport:
         self._credited: set[int] = set()
 
     def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
-        """See Transport.open. Where the layer needs a larger heap than any before, all members
-        allocate one, and CUDA's host waits for its device; this is logged.
+        """See Transport.open. If the layer needs a larger heap than any before, all members
+        allocate one; then, on CUDA, the host waits for its streams, and the log has a line.
 
         Raises:
             RuntimeError: see Ledger; or an earlier layer did not end within the timeout.
