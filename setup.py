@@ -36,7 +36,9 @@ EXTRAS = {
         "pyyaml>=6.0",
         "tensorboard>=2.16",
     ],
-    # The FlashAttention-4 kernels for Hopper and newer; only pre-releases exist, so the tested one.
+    # The FlashAttention-4 kernels for Hopper and newer. Only pre-releases exist and their calls
+    # change, so just the tested one (executor/kernels/fa4.py checks it). Beside a torch for CUDA 13
+    # add its own extra: "flash-attn-4[cu13]==4.0.0b36".
     "fa4": ["flash-attn-4==4.0.0b36"],
     "plots": ["matplotlib>=3.8"],
     "parquet": ["pyarrow>=15"],

@@ -32,8 +32,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron_libra.config import AttentionShape, divisors
-from megatron_libra.executor.kernels.fa4 import Fa4Kernel
-from megatron_libra.executor.kernels.interface import BoundRound
+from megatron_libra.executor.kernels.fa4 import Fa4Kernel, check_version
+from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
 from megatron_libra.plan.worker_plan import Round
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -135,8 +135,14 @@ def set_environment(out: Path, architecture: str) -> None:
 
 def attention_shape(text: str) -> AttentionShape:
     """32,4,128 -> 32 query heads, 4 kv heads, head dim 128."""
-    query_heads, kv_heads, head_dim = (int(number) for number in text.split(","))
-    return AttentionShape(query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
+    try:
+        query_heads, kv_heads, head_dim = (int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 32,4,128") from None
+    try:
+        return AttentionShape(query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -164,6 +170,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Compile, say what was written and what to export."""
     args = arguments()
+    try:
+        check_version()
+    except KernelUnavailable as reason:
+        raise SystemExit(f"fa4: {reason}") from None
     out = args.out.resolve()
     set_environment(out, args.arch)
     specs = specializations(args.heads, args.dtype, ORDERED[args.deterministic])
@@ -171,8 +181,8 @@ def main() -> None:
         zip(specs, compile_all(specs, args.jobs), strict=True), start=1
     ):
         print(f"{number}/{len(specs)}  {seconds:5.1f} s  {spec}", flush=True)
-    objects = list(out.rglob("*.o"))
-    print(f"{len(objects)} kernels, {sum(f.stat().st_size for f in objects) / 1e6:.1f} MB. Then:\n")
+    sizes = [file.stat().st_size for file in out.rglob("*.o")]
+    print(f"{len(sizes)} kernel files, {sum(sizes) / 1e6:.1f} MB. Then:\n")
     print(f"export {CACHE[0]}=1\nexport {CACHE[1]}={out}")
 
 

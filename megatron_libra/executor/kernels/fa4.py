@@ -24,7 +24,7 @@ from megatron_libra.executor.kernels.device import compute_capability
 from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["PINNED_VERSION", "Fa4Kernel", "offer_fa4"]
+__all__ = ["PINNED_VERSION", "Fa4Kernel", "check_version", "offer_fa4"]
 
 PACKAGE = "flash-attn-4"
 PINNED_VERSION = "4.0.0b36"
