@@ -40,7 +40,7 @@ OUTER = {
     "data": {"numpy", "pyarrow"},
     "simulator": {"numpy", "matplotlib"},
     "bench": {"numpy"},
-    "executor": {"numpy", "torch"},
+    "executor": {"cuda", "numpy", "torch"},
     "replay": {"numpy", "torch", "matplotlib"},
     "integration": {"numpy", "torch", "megatron", "yaml"},
     "cli": {"numpy", "rich", "torch", "typer"},
