@@ -27,9 +27,10 @@ def test_without_a_gpu_the_reason_is_given(libra, monkeypatch):
 
 def test_with_a_gpu_flash_depends_on_its_age(libra, monkeypatch):
     monkeypatch.setattr(doctor, "_cuda_devices", lambda: ["H200"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     for capability, usable in (((9, 0), True), ((7, 5), False)):
         monkeypatch.setattr(
-            "torch.cuda.get_device_capability", lambda capability=capability: capability
+            "torch.cuda.get_device_capability", lambda device, capability=capability: capability
         )
         assert libra("doctor", "--json").answer["kernels"]["torch_flash"]["usable"] is usable
 

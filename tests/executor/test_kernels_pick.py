@@ -117,3 +117,10 @@ def test_reference_everywhere_and_unknown_names() -> None:
         take("fa9", "cpu", torch.float32)
     with pytest.raises(ValueError, match="at most 256, not 264"):
         take("torch_flash", "cuda", torch.bfloat16, 264)
+
+
+@pytest.mark.parametrize("name", list(pick.BEST_FIRST))
+def test_a_machine_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"{name}: needs a CUDA device; none found; or ask for"):
+        take(name, "cuda", torch.bfloat16)

@@ -21,7 +21,11 @@ import torch
 
 from megatron_libra.executor.kernels.device import compute_capability
 from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
-from megatron_libra.executor.kernels.torch_flash import MAX_HEAD_DIM, check_flash2_sizes
+from megatron_libra.executor.kernels.torch_flash import (
+    MAX_HEAD_DIM,
+    OLDEST_MAJOR,
+    check_flash2_sizes,
+)
 from megatron_libra.plan.worker_plan import Round
 
 __all__ = ["FlashAttnKernel", "offer_flash_attn"]
@@ -242,8 +246,8 @@ def _find_2(major: int, head_dim: int, deterministic: bool) -> Package2:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         raise KernelUnavailable(f"flash_attn {version} is older than 2.7, {INSTALL}")
-    if major < 8:
-        raise KernelUnavailable(f"flash_attn needs compute capability 8 or newer, not {major}")
+    if major < OLDEST_MAJOR:
+        raise KernelUnavailable(f"needs compute capability {OLDEST_MAJOR} or newer, not {major}")
     return _package(Package2, "flash_attn.flash_attn_interface")
 
 

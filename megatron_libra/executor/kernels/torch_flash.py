@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from megatron_libra.executor.kernels.device import compute_capability
 from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
 from megatron_libra.plan.worker_plan import Round
 
@@ -20,6 +21,8 @@ __all__ = ["TorchFlashKernel", "check_flash2_sizes", "offer_torch_flash"]
 
 INT32_MAX = 2**31 - 1
 MAX_HEAD_DIM = 256
+OLDEST_MAJOR = 8
+"""Compute capability of the first GPUs with FlashAttention-2 (Ampere)."""
 KERNEL_BLOCK = 128
 """Rows that the kernel pads every entry to in its float32 dq buffer."""
 
@@ -87,6 +90,11 @@ def offer_torch_flash(device: torch.device, head_dim: int, deterministic: bool) 
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         raise KernelUnavailable(
             f"needs a head_dim that 8 divides, at most {MAX_HEAD_DIM}, not {head_dim}"
+        )
+    major, minor = compute_capability(device)
+    if major < OLDEST_MAJOR:
+        raise KernelUnavailable(
+            f"needs compute capability {OLDEST_MAJOR} or newer, not {major}.{minor}"
         )
     return TorchFlashKernel(deterministic=deterministic)
 
