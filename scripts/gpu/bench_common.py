@@ -209,12 +209,11 @@ def read_rows(path: Path) -> list[Case]:
 
 
 def _origin() -> Case:
-    on_gpu = torch.cuda.is_available()
     return {
         "when": time.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": _commit(),
         "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name() if on_gpu else "none: the times mean nothing",
+        "gpu": _gpu(),
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "unset"),
     }
 
@@ -225,6 +224,16 @@ def _commit() -> str:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
     return done.stdout.strip() or os.environ.get("COMMIT", "unknown")
+
+
+@functools.cache
+def _gpu() -> str:
+    """Asked of the driver, so that a process which only writes keeps no CUDA context."""
+    if not torch.cuda.is_available():
+        return "none: the times mean nothing"
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return (done.stdout.splitlines() or ["unknown"])[0]
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -2,9 +2,9 @@
 
     python scripts/gpu/bench_exchange.py [--workers N] [--transports symmetric nccl]
 
-Pools of one replica a GPU (P = N, CP = 1). Every other slot has three times the work of its
-neighbours, in samples of one length, so that half of the work of a light worker is remote; the
-length sets how long the exchange takes beside the compute: about 10, 25 and 50 %.
+Pools of one replica a GPU (P = N, CP = 1). Every other slot has 1 + x, the others 1 - x of the mean
+work, so that x of the work of a light worker is remote: 0.2 or 0.5. All is in samples of about one
+length, which sets how long the exchange takes beside the compute: about 10, 25 and 50 %.
 
 compute   the worker's bare kernel calls, those of its local part included
 exchange  the same transfers with nothing packed or computed: all dispatches, then all returns
@@ -14,7 +14,7 @@ hidden    1 - (layer - compute) / exchange, each of the slowest worker; layer - 
 
 Twice, in fresh processes: CUDA_DEVICE_MAX_CONNECTIONS unset, and 1 as Megatron asks for. The part
 `memory` gives MiB of a layer above its inputs on the worker with the most, save and refetch; a wait
-for the device in it is an error. About 150 s on two H200s.
+for the device in it is an error. About 170 s on two H200s.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from megatron_libra.executor.runtime import PoolRuntime
 SHARES = (0.10, 0.25, 0.50)
 """Exchange over compute, forward."""
 LIMITS = {"symmetric": 0.90, "nccl": 0.60, "gloo": -np.inf}
-GUESSED_LENGTH = 2000
-"""Sample length times share on NVLink, before anything is measured."""
-HEAVY, LIGHT = 1.5, 0.5
+GUESSED_LENGTH = 2700
+"""Tokens of a sample whose exchange is as long as its compute on NVLink, both ways."""
+MOST_REMOTE = 0.5
 CONNECTIONS = ("unset", "1")
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 SEQ_MULTIPLE = 256
@@ -85,16 +85,18 @@ def measure(world: World, case: Case, seed: int) -> Case:
     )
     runtime = runtime_of(world, config, shape)
     pairs = forward_pairs(case["ms"], shape, runtime.kernel.name) if world.on_gpu else 600
-    length = GUESSED_LENGTH / case["share"] if world.on_gpu else 2 / case["share"]
-    plan = pool_of(pairs, length, shape, config, seed)
+    remote = min(MOST_REMOTE, 2 * case["share"])
+    length = (GUESSED_LENGTH if world.on_gpu else 8) * remote / case["share"]
+    plan = pool_of(pairs, length, remote, shape, config, seed=seed)
     if world.on_gpu:
         pairs, length = corrected(world, case, plan, runtime, pairs, length)
-        plan = pool_of(pairs, length, shape, config, seed)
+        plan = pool_of(pairs, length, remote, shape, config, seed=seed)
     base = {
         "kernel": runtime.kernel.name,
         "transport": runtime.dispatch.name,
         "chunks": plan.heads.chunks,
         "sample_tokens": round(length),
+        "remote": remote,
         "tokens": plan.seq_length,
         "imbalance": plan.imbalance,
         "moved_bytes": int(plan.traffic_bytes.sum()),
@@ -102,12 +104,14 @@ def measure(world: World, case: Case, seed: int) -> Case:
     return base | MEASURES[case["part"]](world, case, plan, runtime)
 
 
-def pool_of(pairs: int, length: float, shape: Any, config: LibraConfig, seed: int) -> PoolPlan:
+def pool_of(
+    pairs: int, length: float, remote: float, shape: Any, config: LibraConfig, *, seed: int
+) -> PoolPlan:
     """A pool whose mean worker has so many pairs, in samples of 0.8 to 1.2 times a length."""
     rng = np.random.default_rng(seed)
     sequences = []
     for slot in range(config.pool_size):
-        left, row = pairs * (HEAVY if slot % 2 == 0 else LIGHT), []
+        left, row = pairs * (1 + remote if slot % 2 == 0 else 1 - remote), []
         while left > 0:
             row.append(max(1, int(length * rng.uniform(0.8, 1.2))))
             left -= row[-1] * (row[-1] + 1) // 2
@@ -130,7 +134,8 @@ def corrected(
     calls, exchange = KernelCalls(mine, runtime.kernel, world), Exchange(mine, runtime, world)
     times = alternate({"compute": calls.forward, "exchange": exchange.forward}, world, repeats=3)
     compute, moved = (max(world.gather(t)) for t in medians(times).values())
-    return round(pairs * case["ms"] / compute), length * moved / compute / case["share"]
+    factor = min(2.0, max(0.5, moved / compute / case["share"]))
+    return round(pairs * case["ms"] / compute), length * factor
 
 
 def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime) -> Case:

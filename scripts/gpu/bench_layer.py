@@ -11,7 +11,7 @@ time    layer through libra_attention over the sum of its bare kernel calls, for
 memory  peak of forward and backward above the inputs for save and refetch, and growth over 50
         iterations. Accepted: no growth.
 
-About 150 s on one H200.
+About 190 s on one H200.
 """
 
 from __future__ import annotations
