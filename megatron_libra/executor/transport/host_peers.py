@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -115,9 +114,15 @@ class HostPeers:
         handle, path = tempfile.mkstemp(prefix="libra-heap-")
         os.ftruncate(handle, num_bytes)
         os.close(handle)
-        return self._meeting.gather(path)
+        try:
+            return self._meeting.gather(path)
+        except BaseException:
+            os.unlink(path)
+            raise
 
     def _forget(self, paths: list[str]) -> None:
         """Remove this worker's file when all have it open, so that none is left behind."""
-        self._meeting.gather()
-        Path(paths[self.workers.index(self._worker)]).unlink()
+        try:
+            self._meeting.gather()
+        finally:
+            os.unlink(paths[self.workers.index(self._worker)])
