@@ -21,6 +21,7 @@ DOCUMENTS = [
     "docs/simulator.md",
     "docs/results/planning.md",
     "docs/results/two_gpus.md",
+    "docs/results/speed.md",
     "patches/README.md",
 ]
 FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests")
