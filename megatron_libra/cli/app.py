@@ -20,6 +20,7 @@ from megatron_libra import __version__
 from megatron_libra.cli import tables
 from megatron_libra.cli.answers import order_answer, plan_answer, verify_answer
 from megatron_libra.cli.bench import bench
+from megatron_libra.cli.calibrate import calibrate
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.request import faults_of, read_pool, read_window
@@ -133,6 +134,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 app.command()(lengths)
 app.command()(simulate)
+app.command()(calibrate)
 app.add_typer(bench)
 
 

@@ -178,4 +178,5 @@ def gather_gb_s(device: torch.device) -> float:
     seconds = median_seconds(
         lambda: torch.index_select(source, 0, index, out=found), device, repeats=9, budget_s=1.0
     )
-    return 2 * source.numel() * source.element_size() / seconds / 1e9
+    num_bytes: int = 2 * source.numel() * source.element_size()
+    return num_bytes / seconds / 1e9

@@ -1,0 +1,197 @@
+"""The command `libra calibrate`. In: this machine's GPUs. Out: a cost model file and its errors.
+
+libra calibrate --out my-gpu.json                          the best kernel, head dimension 128
+libra calibrate --out my-gpu.json --head-dim 128,256 --keep-calls calls.json
+libra simulate longtail-256k --cost-model my-gpu.json
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from megatron_libra.cli.verification import Device
+from megatron_libra.config import CHOICES
+from megatron_libra.simulator.calibration import model_json
+
+if TYPE_CHECKING:
+    from megatron_libra.replay.fit import Errors
+    from megatron_libra.replay.machine import Calibration, CalibrationWish, Measurements
+
+__all__ = ["calibrate"]
+
+TRANSPORTS = ("symmetric", "nccl")
+CPU_TOKENS, CPU_FLOPS = 512, 5e8
+QUICK_TOKENS, QUICK_FLOPS = 16_384, 2e12
+HEADS_HELP = "Query x kv heads of the calls, such as 8x1,32x4; default: those of usual layers."
+LinkNumber = Annotated[float | None, typer.Option(min=0, help="Not measured, but this.")]
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Cost model to write.")],
+    kernel: Annotated[str, typer.Option(help=", ".join(CHOICES["kernel"]))] = "auto",
+    head_dim: Annotated[str, typer.Option(help="Head dimensions, of 64, 128, 256.")] = "128",
+    heads: Annotated[str | None, typer.Option(help=HEADS_HELP)] = None,
+    device: Annotated[Device, typer.Option(help="cpu times the reference kernel.")] = Device.cuda,
+    seconds: Annotated[float, typer.Option(min=1, help="To measure calls in, all together.")] = 100,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller calls.")] = False,
+    transport: Annotated[str, typer.Option(help="Links of the model: symmetric, nccl.")] = (
+        "symmetric"
+    ),
+    intra_node_gb_s: LinkNumber = None,
+    inter_node_gb_s: LinkNumber = None,
+    message_us: LinkNumber = None,
+    overlap_loss: LinkNumber = None,
+    keep_calls: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every measured call.")
+    ] = None,
+    from_calls: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure nothing, fit these.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure this machine, fit the simulator's cost model to it, and say how well it fits."""
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError(
+            "libra calibrate needs torch; install it with pip install 'megatron-libra[megatron]'."
+        )
+    if transport not in TRANSPORTS:
+        raise ValueError(f"--transport ({transport!r}) must be one of {', '.join(TRANSPORTS)}.")
+    _check_folder(out, keep_calls)
+    from megatron_libra.replay.machine import fit_model
+    from megatron_libra.replay.samples import read_measurements, write_measurements
+
+    if from_calls is not None:
+        measured = read_measurements(from_calls)
+    else:
+        measured = _measured(_wish(device, kernel, head_dim, heads, (quick, seconds)), as_json)
+    if keep_calls is not None:
+        write_measurements(keep_calls, measured)
+    given = {
+        "intra_node_gb_s": intra_node_gb_s,
+        "inter_node_gb_s": inter_node_gb_s,
+        "message_us": message_us,
+        "overlap_loss": overlap_loss,
+    }
+    known = {key: value for key, value in given.items() if value is not None}
+    found = fit_model(measured, name=out.stem, given=known, transport=transport)
+    out.write_text(json.dumps(model_json(found.model), indent=2) + "\n", encoding="utf-8")
+    _show(measured, found, out, as_json)
+
+
+def _wish(
+    device: Device, kernel: str, head_dim: str, heads: str | None, effort: tuple[bool, float]
+) -> CalibrationWish:
+    """The options, checked."""
+    import torch
+
+    from megatron_libra.replay.grid import HEADS, GridSize
+    from megatron_libra.replay.machine import CalibrationWish
+
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; try --device cpu, which times the CPU.")
+    dims = tuple(sorted({_number(text, "--head-dim", "128,256") for text in head_dim.split(",")}))
+    unknown = [dim for dim in dims if dim not in HEADS]
+    if unknown:
+        raise ValueError(f"--head-dim ({unknown[0]}) must be one of {', '.join(map(str, HEADS))}.")
+    quick, seconds = effort
+    size = GridSize(QUICK_TOKENS, QUICK_FLOPS) if quick else GridSize()
+    return CalibrationWish(
+        device=torch.device(device.value),
+        kernel=kernel,
+        head_dims=dims,
+        heads=_heads(heads),
+        size=GridSize(CPU_TOKENS, CPU_FLOPS) if device is Device.cpu else size,
+        seconds=seconds,
+    )
+
+
+def _heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
+    if text is None:
+        return None
+    found = []
+    for part in text.split(","):
+        query, _, kv = part.partition("x")
+        pair = (_number(query, "--heads", "8x1,32x4"), _number(kv, "--heads", "8x1,32x4"))
+        if pair[0] % pair[1]:
+            raise ValueError(f"--heads ({part}): kv heads must divide query heads; try 8x1.")
+        found.append(pair)
+    return tuple(found)
+
+
+def _number(text: str, name: str, example: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise ValueError(f"{name} ({text!r}) must be numbers; try {name} {example}.")
+    return int(text)
+
+
+def _check_folder(*paths: Path | None) -> None:
+    """Before minutes of measuring, not behind them."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{path}: {path.parent} is no folder; make it first.")
+
+
+def _measured(wish: CalibrationWish, as_json: bool) -> Measurements:
+    from megatron_libra.replay.machine import measure_machine
+
+    console = Console(stderr=True)
+    with console.status("kernels") as status:
+        if as_json or not console.is_terminal:
+            return measure_machine(wish)
+        return measure_machine(wish, status.update)
+
+
+def _show(measured: Measurements, found: Calibration, out: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_answer(measured, found, out), allow_nan=False))
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(f"{measured.label}: {len(measured.calls)} calls")
+    console.print(_error_table(found))
+    for name, link in measured.links.items():
+        console.print(
+            f"{name}: {link.gb_s:.0f} GB/s, {link.message_us:.0f} us, overlap loss "
+            f"{link.overlap_loss:.2f}"
+        )
+    for key, source in found.sources.items():
+        console.print(f"{key} {getattr(found.model, key):.4g} ({source})")
+    console.print(f"gather_gb_s {found.model.gather_gb_s:.4g} (measured)")
+    console.print(f"Written: {out}")
+
+
+def _error_table(found: Calibration) -> Table:
+    table = Table(title="Predicted against measured", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("head dim", "pass", "", "median %", "worst %", "of"):
+        table.add_column(name, justify="left" if name in ("pass", "") else "right")
+    for each in found.validations:
+        rows = [("fitted calls", each.fitted), ("workers of pools, not fitted", each.workers)]
+        for name, errors in rows:
+            table.add_row(str(each.head_dim), each.passes, name, *_cells(errors))
+    return table
+
+
+def _cells(errors: Errors | None) -> tuple[str, str, str]:
+    if errors is None:
+        return "-", "-", "0"
+    return f"{errors.median:.1%}"[:-1], f"{errors.worst:.1%}"[:-1], str(errors.count)
+
+
+def _answer(measured: Measurements, found: Calibration, out: Path) -> dict[str, Any]:
+    return {
+        "measured": measured.label,
+        "calls": len(measured.calls),
+        "cost_model": model_json(found.model),
+        "errors": [asdict(each) for each in found.validations],
+        "links": {name: asdict(link) for name, link in measured.links.items()},
+        "sources": dict(found.sources),
+        "written": str(out),
+    }
