@@ -66,7 +66,11 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         for transport, heads, kv in itertools.product(
             args.transports, args.heads, ("save", "refetch")
         ):
-            case = {"transport": transport, "heads": heads, "share": args.shares[1]}
+            case = {
+                "transport": transport,
+                "heads": heads,
+                "share": args.shares[len(args.shares) // 2],
+            }
             case |= {"kernel": args.kernel, "ms": args.ms, "chunks": args.chunks}
             yield case | {"part": "memory", "backward_kv": kv}
 
@@ -243,7 +247,7 @@ def each_setting(args: argparse.Namespace) -> int:
 def main() -> int:
     args = flags().parse_args()
     if args.device == "cpu":
-        args.transports, args.heads, args.kernel = ["gloo"], ["8q2kv16"], "reference"
+        args.transports, args.heads, args.kernel = ["gloo", "symmetric"], ["8q2kv16"], "reference"
         args.repeats, args.chunks = 3, 2
     workers = args.workers or (torch.cuda.device_count() if args.device == "cuda" else 2)
     job = Job.of("exchange", args, workers)
