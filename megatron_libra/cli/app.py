@@ -23,6 +23,7 @@ from megatron_libra.cli.bench import bench
 from megatron_libra.cli.calibrate import calibrate
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.lengths import lengths
+from megatron_libra.cli.replay import replay
 from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.cli.simulate import simulate
 from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
@@ -135,6 +136,7 @@ def doctor(as_json: AsJson = False) -> None:
 app.command()(lengths)
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(replay)
 app.add_typer(bench)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from megatron_libra.bench.planners.wlb import TOKEN_LIMIT, repack
-from megatron_libra.config import LibraConfig, divisors
+from megatron_libra.config import CHOICES, LibraConfig, divisors
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.plan.layout import round_up
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
@@ -22,6 +22,7 @@ from megatron_libra.simulator.job import TrainingJob
 
 __all__ = ["FIGURE_13", "METHODS", "Method", "PoolTask", "bound_of", "methods_of", "pools_of"]
 
+SCOPES = tuple(scope for scope in CHOICES["vrsp_scope"] if scope != "auto")
 Sequences = tuple[tuple[int, ...], ...]
 DISTCA_BLOCKS = 1024
 """Blocks of a packed sequence where tasks are tokens of all heads."""
@@ -50,6 +51,7 @@ class PoolTask:
     """One pool of one microbatch of a method, before it is planned."""
 
     method: str
+    """Name of the method."""
     window: int
     microbatch: int
     """GA index."""
@@ -59,6 +61,12 @@ class PoolTask:
     seq_length: int
     job: TrainingJob
     config: LibraConfig
+
+    @property
+    def identity(self) -> PoolTask:
+        """Equal for tasks with equal plans and nodes, whatever they are for."""
+        job = replace(self.job, data_parallel_size=1, global_batch_size=1)
+        return replace(self, method="", window=0, microbatch=0, pool=0, job=job)
 
     def plan(self) -> PoolPlan:
         """The plan of the pool."""
@@ -142,11 +150,13 @@ def methods_of(
     """Methods by name, in this order; the scope is that of VRSP where a method uses it.
 
     Raises:
-        ValueError: an unknown name, or P does not divide DP.
+        ValueError: an unknown name or scope, or P does not divide DP.
     """
     for name in names:
         if name not in METHODS:
             raise ValueError(f"method {name!r} must be one of {', '.join(METHODS)}.")
+    if scope not in SCOPES:
+        raise ValueError(f"scope ({scope!r}) must be one of {', '.join(SCOPES)}.")
     if job.data_parallel_size % base.pool_size:
         raise ValueError(
             f"pool_size ({base.pool_size}) must divide data_parallel_size "

@@ -85,6 +85,8 @@ def test_libra_may_take_another_scope():
 def test_faults():
     with pytest.raises(ValueError, match="'ring' must be one of ulysses, wlb"):
         methods_of(["ring"], JOB, BASE)
+    with pytest.raises(ValueError, match=r"scope \('off'\) must be one of microbatch, step"):
+        methods_of(["libra"], JOB, BASE, scope="off")
     with pytest.raises(ValueError, match=r"pool_size \(3\) must divide .* try one of \[1, 2, 4\]"):
         methods_of(["libra"], JOB, replace(BASE, pool_size=3))
 

@@ -1,0 +1,137 @@
+"""What `libra replay` was asked for. In: options. Out: the job, the windows, the base choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron_libra.config import AttentionShape, LibraConfig, divisors
+from megatron_libra.data.rows import LengthRows
+from megatron_libra.plan.heads import fits
+from megatron_libra.replay.replay import Corpus
+from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
+from megatron_libra.simulator.cost_model import CostModel
+from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
+
+__all__ = ["JobOptions", "base_choices", "linked", "read_seeds", "read_windows"]
+
+HEAD_SPLIT = 16
+BLOCKS = 256
+"""Blocks of a packed sequence by default."""
+POOL_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Sizes that the command line gives; None where it does not."""
+
+    seq_length: int | None = None
+    context_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    global_batch_size: int | None = None
+    query_heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    workers_per_node: int = 8
+
+    def job(self, corpus: str) -> TrainingJob:
+        """The job of a preset, changed by what is given, or of the options alone.
+
+        Raises:
+            ValueError: no such corpus, an option is missing, or a size breaks a rule.
+        """
+        if corpus not in PRESET_JOBS and not Path(corpus).exists():
+            raise ValueError(
+                f"{corpus!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the "
+                "path of a file of lengths or one of these names."
+            )
+        preset = PRESET_JOBS.get(corpus)
+        sizes = self._known(
+            preset,
+            "seq_length",
+            "context_parallel_size",
+            "data_parallel_size",
+            "global_batch_size",
+        )
+        shape = self._known(preset and preset.shape, "query_heads", "kv_heads", "head_dim")
+        return TrainingJob(
+            **sizes, shape=AttentionShape(**shape), workers_per_node=self.workers_per_node
+        )
+
+    def _known(self, preset: Any, *names: str) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        missing = [name for name in names if name not in given]
+        if missing and preset is None:
+            options = " ".join("--" + name.replace("_", "-") for name in missing)
+            raise ValueError(
+                f"missing {options}; a file of lengths says nothing about the job (only "
+                f"{', '.join(PRESET_JOBS)} have one)."
+            )
+        return {name: getattr(preset, name) for name in missing} | given
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Numbers with commas.
+
+    Raises:
+        ValueError: anything else, or a seed twice.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+        raise ValueError(f"--seeds ({text!r}) must be different numbers with commas; try 0,1,2,3.")
+    return tuple(map(int, words))
+
+
+def read_windows(
+    source: str, job: TrainingJob, *, seeds: Sequence[int], steps: int, pack: str
+) -> tuple[Corpus, list[LengthRows]]:
+    """The first optimizer steps of the corpus of each seed.
+
+    Raises:
+        ValueError: the corpus is damaged or too short.
+    """
+    windows, packing = [], ""
+    for seed in seeds:
+        request = CorpusRequest(
+            source=source, pack=pack, seed=seed, num_sequences=steps * job.global_batch_size
+        )
+        corpus = load_corpus(
+            request,
+            seq_length=job.seq_length,
+            global_batch_size=job.global_batch_size,
+            context_parallel_size=job.context_parallel_size,
+        )
+        count = corpus.num_windows(job.global_batch_size)
+        if count < steps:
+            raise ValueError(f"{source} has {count} steps, --steps is {steps}; try {count}.")
+        windows += [corpus.window(index, job.global_batch_size) for index in range(steps)]
+        packing = corpus.packing
+    packing = packing.replace(f"seed {seeds[-1]}", f"seeds {', '.join(map(str, seeds))}")
+    name = source if source in PRESET_JOBS else Path(source).name
+    described = Corpus(name=name, packing=packing, seeds=tuple(seeds), num_windows=len(windows))
+    return described, windows
+
+
+def base_choices(job: TrainingJob, given: dict[str, Any]) -> LibraConfig:
+    """P, B, H, M, tau and placer; where one is not given: P 8 or what divides DP, B = L / 256, H 16
+    or the most that fits, M by size, tau 0.01.
+    """
+    sizes = [size for size in divisors(job.data_parallel_size) if size <= POOL_SIZE]
+    splits = [h for h in divisors(job.shape.query_heads) if h <= HEAD_SPLIT]
+    config = LibraConfig(
+        pool_size=max(sizes),
+        block_size=max(1, job.seq_length // BLOCKS),
+        head_split=max(h for h in splits if fits(job.shape, h, 1)),
+        load_slack=0.01,
+    )
+    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    config.check_shape(job.shape)
+    return config
+
+
+def linked(model: CostModel, given: dict[str, float | None]) -> CostModel:
+    """The model with the links that were given; ValueError if one is out of range."""
+    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(model, **known)

@@ -1,0 +1,193 @@
+"""A replay end to end on small pools: plans, times, measuring on the CPU, the file, summaries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.data.rows import LengthRows
+from megatron_libra.replay.archive import load_replay, save_replay
+from megatron_libra.replay.calls import worker_calls
+from megatron_libra.replay.methods import METHODS, methods_of, pools_of
+from megatron_libra.replay.replay import Corpus, Replay, Series, prepare
+from megatron_libra.replay.report import summaries
+from megatron_libra.replay.times import LOSSES, pass_times, pool_times, predicted
+from megatron_libra.replay.workers import (
+    by_work,
+    calls_of_worker,
+    part_columns,
+    weights,
+    worker_table,
+)
+from megatron_libra.simulator.calibration import built_in
+from megatron_libra.simulator.job import TrainingJob
+from megatron_libra.simulator.processes import TaskPool
+
+JOB = TrainingJob(
+    seq_length=64,
+    context_parallel_size=2,
+    data_parallel_size=4,
+    global_batch_size=8,
+    shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=8),
+    workers_per_node=2,
+)
+BASE = LibraConfig(pool_size=2, block_size=8, head_split=2, chunks=2)
+WINDOWS = [
+    LengthRows.from_rows([[64], [8] * 8, [8] * 8, [64], *[[4] * 16] * 4]),
+    LengthRows.from_rows([[40, 24], [64], [8] * 8, [16] * 4, [64], *[[4] * 16] * 3]),
+]
+MODEL = built_in("h200-fa4")
+CORPUS = Corpus(name="small", packing="by hand", seeds=(0,), num_windows=2)
+
+
+def prepared(*names: str) -> Replay:
+    series = [Series(name=m.name, method=m, job=JOB) for m in methods_of(names, JOB, BASE)]
+    with TaskPool(1) as tasks:
+        return prepare("13", CORPUS, WINDOWS, series, tasks)
+
+
+@pytest.fixture(scope="module")
+def replay() -> Replay:
+    return prepared(*METHODS)
+
+
+def test_rows_are_the_pools_of_all_series_in_order(replay):
+    assert [each.name for each in replay.series] == list(METHODS)
+    assert replay.rows[replay.of_series("libra"), 1:4].tolist() == [
+        [window, ga, pool] for window in range(2) for ga in range(2) for pool in range(2)
+    ]
+    assert len(replay.of_series("ulysses")) == 16
+
+
+def test_equal_pools_are_planned_once(replay):
+    """[4] * 16 is there seven times; Ulysses plans it once."""
+    assert len(replay.works) < len(replay.rows)
+    used = replay.rows[replay.of_series("ulysses"), 4]
+    pairs = [int(replay.works[i].pairs.sum()) for i in used]
+    task = pools_of(methods_of(["ulysses"], JOB, BASE)[0], WINDOWS[0], JOB, 0)
+    assert pairs[:8] == [int(each.plan().loads.sum()) for each in task]
+
+
+def test_calls_are_those_of_the_plans_workers():
+    (libra,) = methods_of(["libra"], JOB, BASE)
+    replay = prepared("libra")
+    first = pools_of(libra, WINDOWS[0], JOB, 0)[0].plan()
+    work = replay.works[0]
+    for worker in range(work.num_workers):
+        expected = worker_calls(first.worker_plan(worker))
+        found = calls_of_worker(work, worker)
+        assert sorted(call.key for call in found) == sorted(call.key for call in expected)
+        assert sorted((c.part, c.repeats) for c in found) == sorted(
+            (c.part, c.repeats) for c in expected
+        )
+
+
+def test_workers_with_equal_calls_are_known():
+    """One sample on a CP group of 4: the first piece is all at home on worker 0, which computes its
+    part of it early; the other three workers make the same calls."""
+    job = replace(JOB, context_parallel_size=4, data_parallel_size=1, global_batch_size=1)
+    (ulysses,) = methods_of(["ulysses"], job, replace(BASE, pool_size=1))
+    series = [Series(name="ulysses", method=ulysses, job=job)]
+    with TaskPool(1) as tasks:
+        replay = prepare("13", CORPUS, [LengthRows.from_rows([[64]])], series, tasks)
+    calls = worker_table(replay, predicted(replay, MODEL)).calls
+    assert calls.tolist() == [0, 1, 1, 1]
+
+
+def test_columns_and_works_are_two_views_of_the_same_seconds(replay):
+    parts = predicted(replay, MODEL)
+    columns = part_columns(parts)
+    for ours, again in zip(parts, by_work(replay, columns), strict=True):
+        np.testing.assert_array_equal(ours, again)
+    table = worker_table(replay, parts)
+    np.testing.assert_allclose((columns * weights(replay)).sum(axis=1), table.seconds)
+
+
+@pytest.mark.parametrize("is_overlapped", [True, False])
+@pytest.mark.parametrize("backward", [True, False])
+def test_losses_make_up_the_time(replay, backward, is_overlapped):
+    for work, parts in zip(replay.works, predicted(replay, MODEL), strict=True):
+        times = pass_times(
+            work, parts[int(backward)], MODEL, backward=backward, is_overlapped=is_overlapped
+        )
+        assert times.mean_compute + times.losses.sum() == pytest.approx(times.seconds)
+        assert times.seconds >= times.compute.total.max() - 1e-12
+
+
+def test_without_overlap_nothing_runs_under_the_exchange():
+    """Moving local work out from under the exchange makes a pool slower, never faster."""
+    replay = prepared("tap")
+    for work, parts in zip(replay.works, predicted(replay, MODEL), strict=True):
+        open_, hidden = (
+            pass_times(work, parts[0], MODEL, backward=False, is_overlapped=flag)
+            for flag in (False, True)
+        )
+        assert open_.seconds >= hidden.seconds - 1e-12
+        assert open_.compute.total.tolist() == pytest.approx(hidden.compute.total.tolist())
+
+
+def test_summaries_by_hand(replay):
+    """The straggler of a microbatch is its slowest pool; speedups are means over windows."""
+    times = pool_times(replay, predicted(replay, MODEL), MODEL)
+    found = {each.name: each for each in summaries(replay, times)}
+    ulysses = times.layer[replay.of_series("ulysses")].reshape(2, 2, 4)
+    libra = times.layer[replay.of_series("libra")].reshape(2, 2, 2)
+    slow, fast = ulysses.max(axis=2), libra.max(axis=2)
+    each = found["libra"]
+    assert each.mean_ms == pytest.approx(fast.mean() * 1e3)
+    assert each.worst_ms == pytest.approx(fast.max(axis=1).mean() * 1e3)
+    assert each.speedup_mean == pytest.approx(np.mean(slow.mean(axis=1) / fast.mean(axis=1)))
+    assert each.speedup_worst == pytest.approx(np.mean(slow.max(axis=1) / fast.max(axis=1)))
+    assert each.step_ms == pytest.approx(libra.sum(axis=1).max(axis=1).mean() * 1e3)
+    assert found["ulysses"].speedup_mean == 1
+    whole = each.perfect_ms + each.between_ms + sum(each.losses_ms[name] for name in LOSSES)
+    assert whole == pytest.approx(each.mean_ms)
+
+
+def test_a_file_gives_the_same_replay(replay, tmp_path):
+    path = tmp_path / "replay.npz"
+    save_replay(replay, path)
+    again = load_replay(path)
+    assert (again.series, again.bounds, again.corpus) == (
+        replay.series,
+        replay.bounds,
+        replay.corpus,
+    )
+    np.testing.assert_array_equal(again.rows, replay.rows)
+    ours, theirs = (pool_times(each, predicted(each, MODEL), MODEL) for each in (replay, again))
+    np.testing.assert_array_equal(ours.seconds, theirs.seconds)
+    np.testing.assert_array_equal(ours.losses, theirs.losses)
+    assert [path.name for path in tmp_path.iterdir()] == ["replay.npz"]
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "other.npz"
+    np.savez(path, rows=np.zeros(3))
+    with pytest.raises(ValueError, match=r"other.npz holds no replay .* --prepare"):
+        load_replay(path)
+    with pytest.raises(ValueError, match="does not exist"):
+        load_replay(tmp_path / "none.npz")
+
+
+def test_measuring_runs_the_kernel_calls_until_the_seconds_are_over():
+    torch = pytest.importorskip("torch")
+    from megatron_libra.replay.measuring import measure, timer_for
+
+    replay = prepared("libra")
+    columns = part_columns(predicted(replay, MODEL))
+    timer = timer_for(JOB.shape.head_dim, "auto", "cpu")
+    order = [3, 0, 5]
+    run = measure(replay, columns, order, timer, budget_s=60)
+    assert np.flatnonzero(~np.isnan(run.columns).any(axis=1)).tolist() == sorted(order)
+    has_calls = columns[3] > 0
+    assert (run.columns[3] > 0).tolist() == has_calls.tolist()
+    assert (run.num_measured, run.num_refused, run.num_wanted) == (3, 0, 3)
+    assert "no GPU" in run.label
+    nothing = measure(replay, columns, order, timer, budget_s=0)
+    assert nothing.num_measured == 0
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="needs a CUDA device .* --measure 0"):
+            timer_for(JOB.shape.head_dim, "auto", "cuda")
