@@ -123,7 +123,9 @@ class TileWork:
         """(C,) when the last long tile is done, tiles starting in the order of the grid."""
         before = self._before(one_head, longest)
         tiles_before = self._before(self.tiles, np.ones_like(longest))
-        start = np.where(tiles_before < slots, 0.0, before / slots)
+        # a slot gets free when those tiles are begun, and half done that are not its own
+        running = (slots - 1) / 2 / np.maximum(tiles_before, 1)
+        start = np.where(tiles_before < slots, 0.0, before / slots * (1 - running))
         return self.calls.max(np.where(self.tiles > 0, start + longest, 0.0))
 
     def _before(self, one_head: Float, own: Float) -> Float:
