@@ -116,7 +116,7 @@ def finish(
     ours = predicted(replay, model)
     seconds = _Seconds(ours, {}, None)
     if measuring is not None:
-        seconds = _measured(replay, ours, measuring)
+        seconds = _measured(replay, ours, measuring, model)
     times = pool_times(replay, seconds.parts, model)
     found = summaries(replay, times)
     answer = replay_answer(replay, found, _links(model), seconds.errors, seconds.measured)
@@ -136,11 +136,11 @@ def finish(
         _show(replay, found, model, seconds)
 
 
-def _measured(replay: Replay, ours: list[Float], wish: Measuring) -> _Seconds:
+def _measured(replay: Replay, ours: list[Float], wish: Measuring, model: CostModel) -> _Seconds:
     from megatron_libra.replay.measuring import measure, timer_for
 
     table, columns = worker_table(replay, ours), part_columns(ours)
-    timer = timer_for(replay.works[0].head_dim, wish.kernel, wish.device)
+    timer = timer_for(replay.works[0].head_dim, wish.kernel, wish.device, model)
     order = measuring_order(table, heaviest=wish.heaviest, sample=wish.sample, seed=SEED)
     with show_progress() as told:
         run = measure(
@@ -209,7 +209,7 @@ def figure_5(
     grid = (
         predicted_grid(job.shape, job.seq_length, model)
         if measuring is None
-        else _measured_grid(job, measuring)
+        else _measured_grid(job, measuring, model)
     )
     answer = {"figure": "5", "times": "predicted" if measuring is None else "measured",
               **asdict(grid), "forward": grid.forward.tolist(),
@@ -227,10 +227,10 @@ def figure_5(
         show_throughput(grid)
 
 
-def _measured_grid(job: TrainingJob, wish: Measuring) -> ThroughputGrid:
+def _measured_grid(job: TrainingJob, wish: Measuring, model: CostModel) -> ThroughputGrid:
     from megatron_libra.replay.measuring import timer_for
 
-    timer = timer_for(job.shape.head_dim, wish.kernel, wish.device)
+    timer = timer_for(job.shape.head_dim, wish.kernel, wish.device, model)
 
     def seconds(call: KernelCall) -> tuple[float, float]:
         found = timer.seconds(call)

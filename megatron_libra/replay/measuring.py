@@ -8,7 +8,7 @@ the seconds that are left is passed over, so that cheaper ones behind it still g
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +16,25 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.replay.measure import CallTimer, measure_worker
+from megatron_libra.replay.calls import KernelCall, table_of
+from megatron_libra.replay.measure import CallSeconds, CallTimer, measure_worker
 from megatron_libra.replay.replay import Progress, Replay
+from megatron_libra.replay.timing import run_seconds
 from megatron_libra.replay.workers import calls_of_worker
+from megatron_libra.simulator.cost_model import CostModel
 
 __all__ = ["Measurement", "measure", "timer_for"]
 
 Float = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-RUNS = 2.3
-"""What a worker costs over its time in a layer (of one chunk): a warm-up, one run, inputs."""
+RUNS = 3.0
+"""What a worker is thought to cost over its predicted seconds, until workers have shown it."""
+REPEATS, CALL_BUDGET_S = 3, 0.1
+"""Timed runs of a pass, unless they take longer."""
+LONG_S = 0.5
+"""Predicted seconds from which the first run of a pass counts: no warm-up, no repetition."""
+EXPECTED = 1.3
+"""If it takes longer than predicted by more than this factor, it is run again after all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,8 +53,36 @@ class Measurement:
     """Wall clock of everything on the device."""
 
 
-def timer_for(head_dim: int, kernel: str, device: str) -> CallTimer:
-    """A timer with the kernel that training would pick here.
+class _Timer(CallTimer):
+    """Times long passes, which vary little, once; a first run that had to compile is repeated."""
+
+    model: CostModel
+
+    def _measured(self, call: KernelCall) -> CallSeconds:
+        table = table_of([call])
+        forward, backward = (
+            self._pass_seconds(
+                run,
+                float(
+                    self.model.pass_cost(call.head_dim, backward=bool(is_backward)).seconds(
+                        table, self.model.num_sms
+                    )[0]
+                ),
+            )
+            for is_backward, run in enumerate(self._passes(call))
+        )
+        return CallSeconds(forward, backward)
+
+    def _pass_seconds(self, run: Callable[[], None], expected: float) -> float:
+        if expected >= LONG_S:
+            (seconds,) = run_seconds(run, self.device, 1)
+            if seconds <= EXPECTED * expected:
+                return seconds
+        return self._median(run)
+
+
+def timer_for(head_dim: int, kernel: str, device: str, model: CostModel) -> CallTimer:
+    """A timer with the kernel that training would pick here; the model tells which passes are long.
 
     Raises:
         ValueError: the kernel or the device is not to be had.
@@ -54,7 +91,10 @@ def timer_for(head_dim: int, kernel: str, device: str) -> CallTimer:
         raise ValueError("measuring needs a CUDA device and there is none; try --measure 0.")
     place = torch.device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    return CallTimer(pick_kernel(kernel, device=place, dtype=dtype, head_dim=head_dim), place)
+    picked = pick_kernel(kernel, device=place, dtype=dtype, head_dim=head_dim)
+    timer = _Timer(picked, place, repeats=REPEATS, call_budget_s=CALL_BUDGET_S)
+    timer.model = model
+    return timer
 
 
 def measure(
@@ -76,12 +116,12 @@ def measure(
     sizes = [work.num_workers for work in replay.works]
     start = np.cumsum(sizes) - sizes
     found = np.full_like(predicted, np.nan)
-    begin, refused = time.perf_counter(), 0
-    ratio = 1.0  # how much longer than predicted workers took so far
+    begin, spent, refused = time.perf_counter(), 0.0, 0
+    runs, base = RUNS, 0.0
     for number, row in enumerate(np.asarray(order).tolist()):
         progress(number, len(order))
-        spent = time.perf_counter() - begin
-        if spent + RUNS * ratio * predicted[row].sum() > budget_s:
+        cost = float(predicted[row].sum())
+        if spent + runs * cost > budget_s:
             continue
         index = int(np.searchsorted(start, row, side="right")) - 1
         try:
@@ -92,8 +132,8 @@ def measure(
             refused += 1
             continue
         found[row] = (*seconds.forward, *seconds.backward)
-        known = ~np.isnan(found).any(axis=1)
-        ratio = max(1e-3, float(found[known].sum() / max(predicted[known].sum(), 1e-12)))
+        spent, base = time.perf_counter() - begin, base + cost
+        runs = spent / base if base else RUNS
     progress(len(order), len(order))
     return Measurement(
         label=timer.label,

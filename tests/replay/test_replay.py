@@ -178,7 +178,7 @@ def test_measuring_runs_the_kernel_calls_until_the_seconds_are_over():
 
     replay = prepared("libra")
     columns = part_columns(predicted(replay, MODEL))
-    timer = timer_for(JOB.shape.head_dim, "auto", "cpu")
+    timer = timer_for(JOB.shape.head_dim, "auto", "cpu", MODEL)
     order = [3, 0, 5]
     run = measure(replay, columns, order, timer, budget_s=60)
     assert np.flatnonzero(~np.isnan(run.columns).any(axis=1)).tolist() == sorted(order)
@@ -190,4 +190,20 @@ def test_measuring_runs_the_kernel_calls_until_the_seconds_are_over():
     assert nothing.num_measured == 0
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="needs a CUDA device .* --measure 0"):
-            timer_for(JOB.shape.head_dim, "auto", "cuda")
+            timer_for(JOB.shape.head_dim, "auto", "cuda", MODEL)
+
+
+def test_a_long_pass_is_run_once_unless_it_takes_longer_than_predicted(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from megatron_libra.replay import measuring
+
+    timer = measuring.timer_for(JOB.shape.head_dim, "auto", "cpu", MODEL)
+    runs = []
+    taken = [0.7, 0.9]
+    monkeypatch.setattr(measuring, "run_seconds", lambda run, device, count: [taken.pop(0)])
+    monkeypatch.setattr(timer, "_median", lambda run: runs.append(run) or 0.65)
+    assert timer.device == torch.device("cpu")
+    assert timer._pass_seconds(lambda: None, 0.6) == 0.7
+    assert runs == []
+    assert timer._pass_seconds(lambda: None, 0.6) == 0.65, "0.9 s is a compilation, not a kernel"
+    assert timer._pass_seconds(lambda: None, 0.1) == 0.65 and len(runs) == 2 and taken == []
