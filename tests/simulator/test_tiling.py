@@ -1,4 +1,4 @@
-"""How a call is cut into tiles and steps: by hand, by counting, against a schedule of every tile."""
+"""How a call is cut into tiles and steps: by hand, counted, against a schedule of every tile."""
 
 from __future__ import annotations
 
