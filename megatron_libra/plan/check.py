@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.plan.errors import PlanError
+from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.worker_plan import LocalPart, Round, WorkerPlan, WorkerRoute
@@ -165,7 +166,7 @@ def _check_worker(
 ) -> int:
     """Follow one worker's rows and calls; returns the pairs it computes."""
     peers = [(peer.worker, peer) for peer in workers]
-    exchanged = _check_part(plan, worker, worker.worker, peers, tokens, covered)
+    by_shard = _check_part(plan.heads, worker, worker.worker, peers, tokens, covered)
     if worker.rounds:
         whole = worker.rounds[0].key_stop == worker.num_kv_rows
         _require(whole, f"worker {worker.worker} has keys that round 0 does not touch")
@@ -182,12 +183,15 @@ def _check_worker(
         whole and stops[-1] == local.kv.num_rows,
         f"worker {worker.worker} has local keys that its first rounds do not touch",
     )
-    own = [(worker.worker, local)]
-    return exchanged + _check_part(plan, local, worker.worker, own, tokens, covered)
+    own, split = [(worker.worker, local)], plan.heads.head_split
+    all_heads = np.zeros((1, covered.shape[1]), np.int64)
+    pairs = _check_part(plan.heads.whole, local, worker.worker, own, tokens, all_heads)
+    covered += all_heads
+    return by_shard + split * pairs
 
 
 def _check_part(
-    plan: PoolPlan,
+    heads: HeadPartition,
     part: _Part,
     worker: int,
     peers: Sequence[tuple[int, _Part]],
@@ -201,7 +205,7 @@ def _check_part(
     _require(len(np.unique(held)) == len(held), f"worker {worker} fetches a key twice")
     np.add.at(covered, (shard, queries), 1)
     sample, position = tokens.sample.ravel(), tokens.position.ravel()
-    needed = np.array([plan.heads.kv_shard_of(h) for h in range(plan.heads.head_split)])
+    needed = np.array([heads.kv_shard_of(h) for h in range(heads.head_split)])
     stop, pairs = 0, 0
     for round_ in part.rounds:
         _require(round_.query_start == stop, f"worker {worker} skips query rows")

@@ -35,6 +35,11 @@ class HeadPartition:
         return cls(shape.query_heads, shape.kv_heads, head_split, chunks)
 
     @property
+    def whole(self) -> HeadPartition:
+        """The same heads uncut, as the local part computes them."""
+        return HeadPartition(self.query_heads, self.kv_heads, 1, 1)
+
+    @property
     def query_heads_per_shard(self) -> int:
         """h_q / H, query heads of an SH-Tile."""
         return self.query_heads // self.head_split

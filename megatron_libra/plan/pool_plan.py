@@ -146,11 +146,13 @@ class PoolPlan:
     @cached_property
     def peak_resident_kv_bytes(self) -> Int64:
         """(W,) bytes of the K and V that are resident on each worker, its own included."""
-        rows = np.zeros(self.num_workers, np.int64)
-        for route in (self.kv, self.local.kv):
-            np.add.at(rows, route.destination, route.count)
-        element = self.shape.head_dim * self.shape.bytes_per_element
-        return rows * (2 * self.heads.kv_heads_per_shard * element)
+        heads = np.zeros(self.num_workers, np.int64)
+        for route, heads_of_row in (
+            (self.kv, self.heads.kv_heads_per_shard),
+            (self.local.kv, self.shape.kv_heads),
+        ):
+            np.add.at(heads, route.destination, route.count.astype(np.int64) * heads_of_row)
+        return heads * (2 * self.shape.head_dim * self.shape.bytes_per_element)
 
     @cached_property
     def digest(self) -> str:

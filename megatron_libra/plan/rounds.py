@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout
-from megatron_libra.plan.parts import EARLY, EXCHANGED, LATE, NUM_PARTS, parts_of
+from megatron_libra.plan.parts import EARLY, EXCHANGED, LATE, parts_of
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable
 
@@ -83,7 +83,8 @@ class PartTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputePlan:
-    """The exchanged part, and the local part whose late rows stand behind the early ones."""
+    """The exchanged part, and the local part, which has one head shard: all heads. Its late rows
+    stand behind the early ones."""
 
     exchanged: PartTables
     local: PartTables
@@ -104,20 +105,23 @@ def order_rows(
     """Ranges, groups and entries of all workers, given the worker of every tile."""
     block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
     worker = tile_worker.reshape(-1, heads.head_split).T[:, block]
-    kv_shard = np.arange(heads.head_split) * heads.kv_shards // heads.head_split
-    part = parts_of(samples, blocks, layout, worker, kv_shard, kv_fetch)
+    part = parts_of(samples, blocks, layout, worker, kv_fetch)
+    exchanged = np.where(part == EXCHANGED, worker, NOBODY)
+    early, late = (
+        _order_part(samples, blocks, heads.whole, np.where(part == p, worker[:1], NOBODY), kv_fetch)
+        for p in (EARLY, LATE)
+    )
     size = samples.num_slots * layout.context_parallel_size
-    tables = [
-        _order_part(samples, blocks, heads, np.where(part == p, worker, NOBODY), kv_fetch)
-        for p in range(NUM_PARTS)
-    ]
-    early = tables[EARLY]
     rounds, rows, keys = np.zeros((3, size), np.int64)
     np.maximum.at(rounds, early.entries.worker, early.entries.round + 1)
     np.add.at(rows, early.ranges.worker, early.ranges.stop - early.ranges.start)
     np.add.at(keys, early.groups.worker, early.groups.num_keys)
-    local = _joined(early, _moved(tables[LATE], rounds, rows, keys))
-    return ComputePlan(tables[EXCHANGED], local, early_rounds=rounds, early_keys=keys)
+    return ComputePlan(
+        exchanged=_order_part(samples, blocks, heads, exchanged, kv_fetch),
+        local=_joined(early, _moved(late, rounds, rows, keys)),
+        early_rounds=rounds,
+        early_keys=keys,
+    )
 
 
 def _moved(late: PartTables, rounds: Int64, rows: Int64, keys: Int64) -> PartTables:

@@ -65,7 +65,7 @@ class WorkerRoute:
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """One varlen call, causal and bottom-right aligned, whose empty entries are fillers: one for
-    each head chunk of the exchanged part, one for all heads of a shard of the local part."""
+    each head chunk of the exchanged part, one for all heads of the local part."""
 
     query_start: int
     query_stop: int
@@ -83,7 +83,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """Work whose queries and keys are all at home: copies inside the worker, never an exchange."""
+    """Work whose queries and keys are all at home, never exchanged. A row is a token, all heads."""
 
     query: WorkerRoute
     kv: WorkerRoute

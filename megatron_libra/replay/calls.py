@@ -113,9 +113,7 @@ def worker_calls(plan: WorkerPlan) -> tuple[KernelCall, ...]:
         part=CHUNK,
         repeats=heads.chunks,
     )
-    local = replace(
-        chunk, query_heads=heads.query_heads_per_shard, kv_heads=heads.kv_heads_per_shard, repeats=1
-    )
+    local = replace(chunk, query_heads=heads.query_heads, kv_heads=heads.kv_heads, repeats=1)
     early = plan.local.num_early_rounds
     rounds = [
         *((replace(local, part=EARLY), each) for each in plan.local.rounds[:early]),

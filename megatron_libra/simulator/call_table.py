@@ -72,8 +72,7 @@ class CallTable:
         return cls._joined(
             (plan.entries, np.full(len(plan.entries.worker), CHUNK), heads.query_heads_per_chunk,
              heads.kv_heads_per_chunk),
-            (local, np.where(late, LATE, EARLY), heads.query_heads_per_shard,
-             heads.kv_heads_per_shard),
+            (local, np.where(late, LATE, EARLY), heads.query_heads, heads.kv_heads),
         )  # fmt: skip
 
     @classmethod

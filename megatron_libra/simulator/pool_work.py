@@ -91,7 +91,7 @@ class PoolWork:
             kv_bytes=_without_diagonal(kv),
             own_query_bytes=np.diagonal(query).copy(),
             own_kv_bytes=np.diagonal(kv).copy(),
-            local_query_bytes=local.astype(np.int64) * query_row,
+            local_query_bytes=local.astype(np.int64) * plan.shape.query_heads * element,
             resident_kv_bytes=plan.peak_resident_kv_bytes,
             same_node=node[:, None] == node,
         )

@@ -167,7 +167,7 @@ class KernelCalls:
             )  # fmt: skip
         self._add(
             local.rounds, local.query.num_rows, local.kv.num_rows,
-            (heads.query_heads_per_shard, heads.kv_heads_per_shard), plan, world,
+            (heads.query_heads, heads.kv_heads), plan, world,
         )  # fmt: skip
 
     def _add(
