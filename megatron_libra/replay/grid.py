@@ -26,8 +26,8 @@ __all__ = ["GridSize", "GroupedCall", "HEADS", "fit_calls", "plan_calls"]
 Entries = list[tuple[int, int]]
 """(queries, keys)."""
 FIT = "fit"
-HEADS = {64: ((8, 1), (32, 4)), 128: ((8, 1), (32, 4), (4, 1)), 256: ((4, 1), (16, 2), (32, 4))}
-"""(query heads, kv heads) of calls by head dimension: chunks and shards of usual layers."""
+HEADS = {64: ((8, 1), (32, 4)), 128: ((8, 1), (32, 4), (4, 1)), 256: ((4, 1), (16, 2), (128, 16))}
+"""(query heads, kv heads) of calls by head dimension: chunks of usual layers, and all of their heads."""
 SHAPES = {64: (32, 4), 128: (32, 4), 256: (128, 16)}
 """(query heads, kv heads) of the layer whose plans are the test."""
 POOL_SIZE, CONTEXT_PARALLEL_SIZE = 4, 2

@@ -1,12 +1,13 @@
 """Varlen attention calls as numbers. In: a plan's entries. Out: CallTable, which cost models read.
 
-A call is one round of one worker, for one head chunk or, in the local part, for all heads of a
-shard. It has a row of entries; an entry is some queries against the keys that end with them.
+A call is one round of one worker, for one head chunk or, in the local part, for all heads. It has a
+row of entries; an entry is some queries against the keys that end with them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ EARLY, CHUNK, LATE = range(3)
 them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CallTable:
     """C calls of E entries."""
 
@@ -45,7 +46,7 @@ class CallTable:
     def __len__(self) -> int:
         return len(self.first)
 
-    @property
+    @cached_property
     def call(self) -> Int64:
         """(E,) the call of an entry."""
         counts = np.diff(self.first, append=len(self.num_queries))

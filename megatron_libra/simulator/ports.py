@@ -78,14 +78,14 @@ def earliest(times: Float, sends_to: Bool) -> Float:
 
 
 def complete(done: Float, sources: Bool) -> Float:
-    """(W,) when the worker's ports and the sending ports of its sources are done.
+    """(..., W) when the worker's ports and the sending ports of its sources are done.
 
     Args:
-        done: (2, 2, W) by link, direction and worker.
-        sources: (2, W, W) by link, source and destination.
+        done: (..., 2, 2, W) by link, direction and worker.
+        sources: (..., 2, W, W) by link, source and destination.
     """
-    sent = np.where(sources, done[:, 0, :, None], 0.0).max(axis=(0, 1))
-    found: Float = np.maximum(done.max(axis=(0, 1)), sent)
+    sent = np.where(sources, done[..., 0, :, None], 0.0).max(axis=(-3, -2))
+    found: Float = np.maximum(done.max(axis=(-3, -2)), sent)
     return found
 
 

@@ -167,47 +167,61 @@ def simulate_pass(
     return _schedule(_slowed(compute, timeline, ports, links.overlap_loss), ports)
 
 
+class _Stream:
+    """The compute streams of all workers; things run one after the other."""
+
+    def __init__(self, workers: int) -> None:
+        self.starts: list[Float] = []
+        self.stops = [np.zeros(workers)]
+
+    @property
+    def now(self) -> Float:
+        """(W,) when the last thing so far is done."""
+        return self.stops[-1]
+
+    def run(self, seconds: Float, not_before: Float | float = 0.0) -> None:
+        """The next thing, on every worker."""
+        self.starts.append(np.maximum(self.now, not_before))
+        self.stops.append(self.starts[-1] + seconds)
+
+
 def _schedule(compute: PassCompute, ports: Ports) -> Timeline:
     """All starts and stops, chunk after chunk."""
-    chunks, workers = compute.chunk.shape
-    sending = compute.pack
-    begins = np.stack([sending, earliest(sending, ports.dispatch_from.any(axis=(0, 1)))])
-    returns = Returns(ports.return_)
-    starts, stops = [np.zeros(workers), compute.pack], [compute.pack, compute.pack + compute.early]
+    stream, returns = _Stream(len(compute.early)), Returns(ports.return_)
+    stream.run(compute.pack)
+    senders = earliest(stream.now, ports.dispatch_from.any(axis=(0, 1)))
+    begins = np.stack([stream.now, senders])
+    through = begins + np.cumsum(ports.dispatch, axis=0)
+    stream.run(compute.early)
     arrived = []
-    ready = np.broadcast_to(begins, (2, 2, workers))
-    for c in range(chunks):
-        done = returns.delayed(ready + ports.dispatch[: c + 1].sum(axis=0))
-        done = np.where(ports.dispatch[c] > 0, done, 0.0)
+    for c, seconds in enumerate(compute.chunk):
+        done = np.where(ports.dispatch[c] > 0, returns.delayed(through[c]), 0.0)
         arrived.append(complete(done, ports.dispatch_from[c]))
-        starts.append(np.maximum(stops[-1], arrived[-1]))
-        stops.append(starts[-1] + compute.chunk[c])
-        source_done = earliest(stops[-1], ports.return_from[c].any(axis=0))
-        returns.start(np.stack([stops[-1], source_done]))
-    starts.append(stops[-1])
-    stops.append(starts[-1] + compute.late)
-    back_starts, back_stops = returns.finish(returns.delayed(ready + ports.dispatch.sum(axis=0)))
-    back = np.array(
-        [
-            complete(*each)
-            for each in zip(
-                np.where(ports.return_ > 0, back_stops, 0.0), ports.return_from, strict=True
-            )
-        ]
-    )
-    starts.append(np.maximum(stops[-1], back.max(axis=0)))
-    stops.append(starts[-1] + compute.gather)
-    first = np.where(ports.return_ > 0, back_starts, np.inf).min(axis=(1, 2))
+        stream.run(seconds, not_before=arrived[-1])
+        sources = earliest(stream.now, ports.return_from[c].any(axis=0))
+        returns.start(np.stack([stream.now, sources]))
+    stream.run(compute.late)
+    return_start, return_stop = _returned(returns, ports, through[-1])
+    stream.run(compute.gather, not_before=return_stop.max(axis=0))
     dispatched = np.array(arrived)
     queued = np.vstack([begins.min(axis=0)[None], dispatched[:-1]])
     return Timeline(
-        compute_start=np.array(starts),
-        compute_stop=np.array(stops),
+        compute_start=np.array(stream.starts),
+        compute_stop=np.array(stream.stops[1:]),
         dispatch_start=np.minimum(np.maximum.accumulate(queued, axis=0), dispatched),
         dispatch_stop=dispatched,
-        return_start=np.minimum(first, back),
-        return_stop=back,
+        return_start=return_start,
+        return_stop=return_stop,
     )
+
+
+def _returned(returns: Returns, ports: Ports, through: Float) -> tuple[Float, Float]:
+    """(M, W) start and stop of each return; both 0 on a worker that it does not touch."""
+    starts, stops = returns.finish(returns.delayed(through))
+    used = ports.return_ > 0
+    stop = complete(np.where(used, stops, 0.0), ports.return_from)
+    start = np.where(used, starts, np.inf).min(axis=(1, 2))
+    return np.minimum(start, stop), stop
 
 
 def _slowed(compute: PassCompute, timeline: Timeline, ports: Ports, loss: float) -> PassCompute:

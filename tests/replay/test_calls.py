@@ -50,7 +50,7 @@ def test_a_worker_s_calls_are_its_rounds_in_time_order() -> None:
         ]
         assert [call.part for call in calls] == sorted(call.part for call in calls)
         for call in calls:
-            heads = (2, 1) if call.part == CHUNK else (4, 1)
+            heads = (2, 1) if call.part == CHUNK else (8, 2)
             assert (call.query_heads, call.kv_heads) == heads
             assert call.repeats == (2 if call.part == CHUNK else 1)
             assert call.round.query_start == call.round.key_start == 0
