@@ -27,7 +27,7 @@ Entries = list[tuple[int, int]]
 """(queries, keys)."""
 FIT = "fit"
 HEADS = {64: ((8, 1), (32, 4)), 128: ((8, 1), (32, 4), (4, 1)), 256: ((4, 1), (16, 2), (128, 16))}
-"""(query heads, kv heads) of calls by head dimension: chunks of usual layers, and all of their heads."""
+"""(query heads, kv heads) of calls by head dimension: chunks of usual layers, and whole layers."""
 SHAPES = {64: (32, 4), 128: (32, 4), 256: (128, 16)}
 """(query heads, kv heads) of the layer whose plans are the test."""
 POOL_SIZE, CONTEXT_PARALLEL_SIZE = 4, 2
