@@ -18,6 +18,7 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/paper_map.md",
+    "docs/replay.md",
     "docs/simulator.md",
     "docs/results/planning.md",
     "docs/results/two_gpus.md",

@@ -81,7 +81,12 @@ def show_errors(
     _show(title, "method", columns, rows)
     _console().print(
         f"{measured['workers_measured']} of {measured['workers_wanted']} wanted workers were "
-        f"measured in {measured['seconds']:.1f} s, {measured['workers_refused']} were refused."
+        f"measured in {measured['seconds']:.1f} s, {measured['workers_refused']} could not be run"
+        + (
+            f", the first because: {measured['first_refusal']}"
+            if measured["first_refusal"]
+            else "."
+        )
     )
 
 

@@ -29,6 +29,9 @@ Float = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 RUNS = 3.0
 """What a worker is thought to cost over its predicted seconds, until workers have shown it."""
+MOST_RUNS = 8.0
+"""The first workers may have to wait for a compiler, which says nothing of the later ones."""
+REFUSAL_LENGTH = 200
 REPEATS, CALL_BUDGET_S = 3, 0.1
 """Timed runs of a pass, unless they take longer."""
 LONG_S = 0.5
@@ -47,8 +50,8 @@ class Measurement:
     """(N, 6) seconds, see workers.py; NaN for workers that were not run."""
     num_wanted: int
     num_measured: int
-    num_refused: int
-    """Did not fit the device's memory or the kernel's index type."""
+    refusals: tuple[str, ...]
+    """Why workers could not be run: the device's memory, the kernel's index type."""
     seconds: float
     """Wall clock of everything on the device."""
 
@@ -116,8 +119,8 @@ def measure(
     sizes = [work.num_workers for work in replay.works]
     start = np.cumsum(sizes) - sizes
     found = np.full_like(predicted, np.nan)
-    begin, spent, refused = time.perf_counter(), 0.0, 0
-    runs, base = RUNS, 0.0
+    begin, spent = time.perf_counter(), 0.0
+    runs, base, refusals = RUNS, 0.0, []
     for number, row in enumerate(np.asarray(order).tolist()):
         progress(number, len(order))
         cost = float(predicted[row].sum())
@@ -128,18 +131,20 @@ def measure(
             seconds = measure_worker(
                 calls_of_worker(replay.works[index], int(row - start[index])), timer
             )
-        except (ValueError, torch.OutOfMemoryError):
-            refused += 1
+        except (ValueError, RuntimeError) as error:  # RuntimeError: also a lack of memory
+            refusals.append(" ".join(str(error).split())[:REFUSAL_LENGTH])
+            if timer.device.type == "cuda":
+                torch.cuda.empty_cache()
             continue
         found[row] = (*seconds.forward, *seconds.backward)
         spent, base = time.perf_counter() - begin, base + cost
-        runs = spent / base if base else RUNS
+        runs = min(spent / base, MOST_RUNS) if base else RUNS
     progress(len(order), len(order))
     return Measurement(
         label=timer.label,
         columns=found,
         num_wanted=len(order),
         num_measured=int((~np.isnan(found).any(axis=1)).sum()),
-        num_refused=refused,
+        refusals=tuple(refusals),
         seconds=time.perf_counter() - begin,
     )

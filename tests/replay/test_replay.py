@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -85,16 +83,13 @@ def test_calls_are_those_of_the_plans_workers():
         )
 
 
-def test_workers_with_equal_calls_are_known():
-    """One sample on a CP group of 4: the first piece is all at home on worker 0, which computes its
-    part of it early; the other three workers make the same calls."""
-    job = replace(JOB, context_parallel_size=4, data_parallel_size=1, global_batch_size=1)
-    (ulysses,) = methods_of(["ulysses"], job, replace(BASE, pool_size=1))
-    series = [Series(name="ulysses", method=ulysses, job=job)]
-    with TaskPool(1) as tasks:
-        replay = prepare("13", CORPUS, [LengthRows.from_rows([[64]])], series, tasks)
-    calls = worker_table(replay, predicted(replay, MODEL)).calls
-    assert calls.tolist() == [0, 1, 1, 1]
+def test_workers_with_equal_calls_are_known(replay):
+    """The workers of a Ulysses group compute the same tokens, each for its heads."""
+    table = worker_table(replay, predicted(replay, MODEL))
+    for pool in np.unique(table.pool[table.method == 0]):
+        assert len(set(table.calls[table.pool == pool].tolist())) == 1
+    number = [each.name for each in replay.series].index("libra")
+    assert len(set(table.calls[table.method == number].tolist())) > 4
 
 
 def test_columns_and_works_are_two_views_of_the_same_seconds(replay):
@@ -184,7 +179,7 @@ def test_measuring_runs_the_kernel_calls_until_the_seconds_are_over():
     assert np.flatnonzero(~np.isnan(run.columns).any(axis=1)).tolist() == sorted(order)
     has_calls = columns[3] > 0
     assert (run.columns[3] > 0).tolist() == has_calls.tolist()
-    assert (run.num_measured, run.num_refused, run.num_wanted) == (3, 0, 3)
+    assert (run.num_measured, run.refusals, run.num_wanted) == (3, (), 3)
     assert "no GPU" in run.label
     nothing = measure(replay, columns, order, timer, budget_s=0)
     assert nothing.num_measured == 0
@@ -207,3 +202,23 @@ def test_a_long_pass_is_run_once_unless_it_takes_longer_than_predicted(monkeypat
     assert runs == []
     assert timer._pass_seconds(lambda: None, 0.6) == 0.65, "0.9 s is a compilation, not a kernel"
     assert timer._pass_seconds(lambda: None, 0.1) == 0.65 and len(runs) == 2 and taken == []
+
+
+def test_a_worker_that_cannot_be_run_is_told_and_the_others_go_on(monkeypatch):
+    pytest.importorskip("torch")
+    from megatron_libra.replay import measuring
+
+    replay = prepared("libra")
+    columns = part_columns(predicted(replay, MODEL))
+    timer = measuring.timer_for(JOB.shape.head_dim, "auto", "cpu", MODEL)
+    run_worker, turns = measuring.measure_worker, []
+
+    def fails_first(calls, timer):
+        turns.append(1)
+        if len(turns) == 1:
+            raise RuntimeError("out of\nmemory")
+        return run_worker(calls, timer)
+
+    monkeypatch.setattr(measuring, "measure_worker", fails_first)
+    run = measuring.measure(replay, columns, [3, 0], timer, budget_s=60)
+    assert (run.num_measured, run.refusals) == (1, ("out of memory",))
