@@ -10,7 +10,7 @@ import operator
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["MAX_INTEGER", "AttentionShape", "LibraConfig", "positive_integer"]
+__all__ = ["DEFAULT_CHUNKS", "MAX_INTEGER", "AttentionShape", "LibraConfig", "positive_integer"]
 
 MAX_INTEGER = 2**31 - 1
 """Sizes and positions travel as int32."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_libra.cli.json_reader import JsonObject, read_json
-from megatron_libra.config import CHOICES, MAX_INTEGER, AttentionShape, LibraConfig
+from megatron_libra.config import CHOICES, DEFAULT_CHUNKS, MAX_INTEGER, AttentionShape, LibraConfig
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["PoolRequest", "WindowRequest", "faults_of", "read_pool", "read_window"]
@@ -122,7 +122,9 @@ def _config(value: Any, num_sequences: int) -> LibraConfig:
     values: dict[str, Any] = {"pool_size": num_sequences}
     for field in fields(LibraConfig):
         if libra.has(field.name):
-            values[field.name] = _read_as(libra, field.name, field.default)
+            # chunks alone has no default value: it goes by the size of the layer
+            default = DEFAULT_CHUNKS if field.default is None else field.default
+            values[field.name] = _read_as(libra, field.name, default)
     if values["pool_size"] != num_sequences:
         raise ValueError(
             f"libra.pool_size ({values['pool_size']}) must be the number of sequences "

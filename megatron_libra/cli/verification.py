@@ -54,6 +54,7 @@ def run_verification(plan: PoolPlan, *, device: str, seed: int, dump: Path | Non
     from megatron_libra.executor.local import WorkerFailed
 
     _check_kernel(plan, device)
+    _check_transport(plan, device)
     try:
         (result,) = verify.verify_plans([plan], device=device, seed=seed)
     except (WorkerFailed, TimeoutError) as error:
@@ -92,6 +93,8 @@ def _check_kernel(plan: PoolPlan, device: str) -> None:
 
     from megatron_libra.executor.kernels import pick_kernel
 
+    if device == "cuda" and not torch.cuda.is_available():
+        return  # verify_plans says that there are too few GPUs
     pick_kernel(
         plan.config.kernel,
         device=torch.device(device),
@@ -99,6 +102,14 @@ def _check_kernel(plan: PoolPlan, device: str) -> None:
         head_dim=plan.shape.head_dim,
         deterministic=plan.config.deterministic,
     )
+
+
+def _check_transport(plan: PoolPlan, device: str) -> None:
+    wish, others = plan.config.transport, {"cpu": "nccl", "cuda": "gloo"}
+    if wish == others[device]:
+        raise ValueError(
+            f"transport ({wish}) moves no tensors of --device {device}; try auto or symmetric."
+        )
 
 
 def _write(dump: Path, result: Verification) -> None:

@@ -21,7 +21,8 @@ from megatron_libra.executor.backward import (
     run_backward,
 )
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.forward import Computed, run_forward
+from megatron_libra.executor.computed import Computed
+from megatron_libra.executor.forward import run_forward
 
 __all__ = ["libra_attention", "saved_bytes"]
 
@@ -66,13 +67,14 @@ def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: i
     framework mostly holds anyway, and the log-sum-exp.
     """
     heads, plan, shape = bound_plan.heads, bound_plan.plan, bound_plan.plan.shape
-    rows = plan.num_query_rows + plan.local.query.num_rows
-    lse = rows * heads.query_heads_per_shard * max(4, bytes_per_element)
+    query = plan.num_query_rows * heads.query_heads_per_shard
+    query += plan.local.query.num_rows * shape.query_heads
+    kv = plan.num_kv_rows * heads.kv_heads_per_shard + plan.local.kv.num_rows * shape.kv_heads
+    lse = query * max(4, bytes_per_element)
     if backward_kv == "refetch":
         elements = plan.num_local_tokens * 2 * (shape.query_heads + shape.kv_heads)
     else:
-        elements = 2 * rows * heads.query_heads_per_shard
-        elements += 2 * (plan.num_kv_rows + plan.local.kv.num_rows) * heads.kv_heads_per_shard
+        elements = 2 * query + 2 * kv
     return elements * shape.head_dim * bytes_per_element + lse
 
 
@@ -90,8 +92,10 @@ class _LibraAttention(torch.autograd.Function):
         if ctx.refetch:
             kept = [q, k, v, result.out]
         else:
-            local = result.local
-            kept = [local.q, local.k, local.v, local.out]
+            # a view of an output must not be saved, and one of an input need not
+            local, query, kv = result.local, bound.local.query.is_view, bound.local.kv.is_view
+            kept = [q if query else local.q, k if kv else local.k, v if kv else local.v]
+            kept.append(result.out if query else local.out)
             for number, chunk in enumerate(result.chunks):
                 kept += [chunk.q, chunk.out]
                 kept += [chunk.k, chunk.v] if bound.brings_kv(number) else []
@@ -113,7 +117,7 @@ Tensors = Iterator[torch.Tensor]
 
 def _home_tensors(saved: Tensors, bound: BoundPlan) -> HomeTensors:
     q, k, v, out = islice(saved, 4)
-    local = tuple(islice(saved, len(bound.local.rounds)))
+    local = tuple(islice(saved, bound.local.num_calls))
     return HomeTensors(q, k, v, out, local, tuple(_lses(saved, bound)))
 
 
@@ -124,7 +128,11 @@ def _saved_tensors(saved: Tensors, bound: BoundPlan) -> SavedTensors:
         chunk_q, chunk_out = islice(saved, 2)
         keys = tuple(islice(saved, 2)) if bound.brings_kv(number) else chunks[-1][1:3]
         chunks.append((chunk_q, *keys, chunk_out))
-    local = Computed(q, k, v, out, tuple(islice(saved, len(bound.local.rounds))))
+    if bound.local.query.is_view:
+        q, out = bound.local.query.take(q), bound.local.query.take(out)
+    if bound.local.kv.is_view:
+        k, v = bound.local.kv.take(k), bound.local.kv.take(v)
+    local = Computed(q, k, v, out, tuple(islice(saved, bound.local.num_calls)))
     lses = _lses(saved, bound)
     return SavedTensors(local, [Computed(*c, lse) for c, lse in zip(chunks, lses, strict=False)])
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.forward import Computed, joined, kv_rows, local_rows, query_rows
-from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.computed import Computed, KVGradient, wide_dtype
+from megatron_libra.executor.forward import joined, kv_rows, query_rows
+from megatron_libra.executor.local_part import LocalBackward
 from megatron_libra.executor.pipeliner import run_chunks
 from megatron_libra.executor.transfers import Dispatch, Return, sum_at_home
 
@@ -71,46 +72,12 @@ def run_backward(
     return layer.result()
 
 
-class _KVGradient:
-    """dK and dV of some resident rows, summed over calls. One call's result is taken as it is."""
-
-    def __init__(self, k: torch.Tensor) -> None:
-        self._k = k
-        self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._is_own = False
-
-    def add(self, r: BoundRound, dk: torch.Tensor, dv: torch.Tensor, *, is_first: bool) -> None:
-        """Add one call's part; is_first: no earlier call has touched its keys."""
-        if self._sum is None and len(dk) == len(self._k):
-            self._sum = dk, dv
-            return
-        for total, part in zip(self._wide(), (dk, dv), strict=True):
-            if is_first:
-                total[r.keys].copy_(part)
-            else:
-                total[r.keys] += part
-
-    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(kv rows, kv heads, D) each, perhaps wide; zero if there was no call."""
-        return self._sum or (torch.zeros_like(self._k), torch.zeros_like(self._k))
-
-    def _wide(self) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = torch.float64 if self._k.dtype == torch.float64 else torch.float32
-        if self._sum is None:
-            shape = self._k.shape
-            self._sum = self._k.new_empty(shape, dtype=dtype), self._k.new_empty(shape, dtype=dtype)
-        elif not self._is_own:  # the kernel's result may be narrow
-            self._sum = self._sum[0].to(dtype), self._sum[1].to(dtype)
-        self._is_own = True
-        return self._sum
-
-
 class _Backward(ABC):
     """State of one backward; satisfies Stages."""
 
     def __init__(self, dout: torch.Tensor, bound: BoundPlan, scale: float) -> None:
         self.dout, self.bound, self.scale = dout, bound, scale
-        self.local_dqs: list[torch.Tensor] = []
+        self.local = LocalBackward(dout, self.local_computed(), bound, scale)
 
     @abstractmethod
     def dispatch(self) -> None:
@@ -121,7 +88,7 @@ class _Backward(ABC):
         """dO of a chunk, and what forward computed with and made of it."""
 
     @abstractmethod
-    def local(self) -> Computed:
+    def local_computed(self) -> Computed:
         """What forward computed with and made of the local part."""
 
     def open_return(self) -> None:
@@ -135,83 +102,58 @@ class _Backward(ABC):
         )
 
     def compute_local(self, *, early: bool) -> None:
-        local = self.bound.local
-        if early:
-            self.local_dout = local_rows(self.dout, self.bound, is_query=True)
-            self.computed = self.local()
-            self.local_dkv = _KVGradient(self.computed.k)
-        first, last = (0, local.num_early_rounds) if early else (local.num_early_rounds, None)
-        self.local_dqs += self._attend(
-            self.local_dout,
-            self.computed,
-            local.rounds[first:last],
-            self.computed.lse[first:last],
-            self.local_dkv,
-        )
+        self.local.run(early=early)
 
     def compute(self, chunk: int) -> None:
         dout, c = self.arrived(chunk)
-        if self.bound.brings_kv(chunk):
-            self.dkv, self.is_new = _KVGradient(c.k), True
-        dqs = self._attend(dout, c, self.bound.rounds, c.lse, self.dkv, is_new=self.is_new)
-        self.is_new = False
-        dkv_rows = None
-        if self.bound.finishes_kv(chunk):
-            dk, dv = self.dkv.take()
-            dkv_rows = torch.cat([dk.flatten(1), dv.flatten(1)], dim=1).to(dout.dtype)
-        self.returning.send(chunk, joined(dqs, dout).flatten(1), dkv_rows)
-
-    def result(self) -> Gradients:
-        """Bring everything home."""
-        bound, heads, shape = self.bound, self.bound.heads, self.bound.plan.shape
-        tokens, dtype = self.dout.shape[0], self.dout.dtype
-        query = (tokens * heads.head_split, heads.query_heads_per_shard, shape.head_dim)
-        kv = (tokens * heads.kv_shards, heads.kv_heads_per_shard, shape.head_dim)
-        local_dq = joined(self.local_dqs, self.local_dout)
-        local_dkv = self.local_dkv.take()
-        if bound.exchanges:
-            dq_rows, dkv_rows = self.returning.wait()
-            dq = dq_rows.index_select(0, bound.query_rows_at_home)
-            bound.local.query.put(dq.view(query), local_dq)
-            returned = sum_at_home(dkv_rows, bound.kv_sum)
-            self.returning.close()
-            halves = [
-                self._with_local(x.view(kv), y) for x, y in zip(returned, local_dkv, strict=True)
-            ]
-        else:
-            dq = bound.local.query.spread(local_dq, query[0])
-            halves = [bound.local.kv.spread(x, kv[0]) for x in local_dkv]
-        dk, dv = (x.to(dtype).view(tokens, shape.kv_heads, shape.head_dim) for x in halves)
-        return dq.view(self.dout.shape), dk, dv
-
-    def _with_local(self, home: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """What came back, and the local part's share, summed wide."""
-        rows = self.bound.local.kv
-        if rows.count:
-            home = home.to(torch.float64 if home.dtype == torch.float64 else torch.float32)
-            rows.add(home, local)
-        return home
-
-    def _attend(
-        self,
-        dout: torch.Tensor,
-        c: Computed,
-        rounds: tuple[BoundRound, ...],
-        lses: tuple[torch.Tensor, ...],
-        dkv: _KVGradient,
-        *,
-        is_new: bool = True,
-    ) -> list[torch.Tensor]:
-        """dQ of each round; dK and dV are added to dkv, whose rows the first round covers."""
+        is_new = self.bound.brings_kv(chunk)
+        if is_new:
+            self.dkv = KVGradient(c.k)
         dqs = []
-        for r, lse in zip(rounds, lses, strict=True):
+        for r, lse in zip(self.bound.rounds, c.lse, strict=True):
             rows, keys = r.queries, r.keys
             dq, dk, dv = self.bound.runtime.kernel.backward(
                 dout[rows], c.q[rows], c.k[keys], c.v[keys], c.out[rows], lse, r, self.scale
             )
             dqs.append(dq)
-            dkv.add(r, dk, dv, is_first=is_new and r is rounds[0])
-        return dqs
+            # the first round of a piece covers all of its keys
+            self.dkv.add(r, dk, dv, is_first=is_new and r is self.bound.rounds[0])
+        self.returning.send(chunk, joined(dqs, dout).flatten(1), self._finished_dkv(chunk))
+
+    def _finished_dkv(self, chunk: int) -> torch.Tensor | None:
+        """Rows of dK and dV if no later chunk adds to them."""
+        if not self.bound.finishes_kv(chunk):
+            return None
+        dk, dv = self.dkv.take()
+        return torch.cat([dk.flatten(1), dv.flatten(1)], dim=1).to(self.dout.dtype)
+
+    def result(self) -> Gradients:
+        """Bring everything home."""
+        bound, shape, tokens = self.bound, self.bound.plan.shape, self.dout.shape[0]
+        size, local_dkv = (tokens, shape.kv_heads, shape.head_dim), self.local.take_dkv()
+        if not bound.exchanges:
+            dk, dv = (
+                bound.local.kv.bring_home((None, x.to(self.dout.dtype)), x.new_empty(size), None)
+                for x in local_dkv
+            )
+            return self.local.bring_home(None), dk, dv
+        dq_rows, dkv_rows = self.returning.wait()
+        dq = self.local.bring_home((dq_rows, bound.query_rows_at_home))
+        returned = sum_at_home(dkv_rows, bound.kv_sum)
+        self.returning.close()
+        dk, dv = (
+            self._with_local(rows.view(size), local)
+            for rows, local in zip(returned, local_dkv, strict=True)
+        )
+        return dq, dk, dv
+
+    def _with_local(self, home: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+        """What came back, and the local part's share, summed wide."""
+        rows = self.bound.local.kv
+        if rows.count:
+            home = home.to(wide_dtype(home.dtype))
+            rows.add(home, local)
+        return home.to(self.dout.dtype)
 
 
 class _Saved(_Backward):
@@ -220,8 +162,8 @@ class _Saved(_Backward):
     def __init__(
         self, dout: torch.Tensor, kept: SavedTensors, bound: BoundPlan, scale: float
     ) -> None:
-        super().__init__(dout, bound, scale)
         self.kept = kept
+        super().__init__(dout, bound, scale)
 
     def dispatch(self) -> None:
         self.arriving = Dispatch(self.bound, query_rows(self.dout, self.bound))
@@ -231,7 +173,7 @@ class _Saved(_Backward):
         kept = self.kept.chunks[chunk]
         return self.arriving.arrived(chunk)[0].view(kept.q.shape), kept
 
-    def local(self) -> Computed:
+    def local_computed(self) -> Computed:
         return self.kept.local
 
 
@@ -241,8 +183,8 @@ class _Refetched(_Backward):
     def __init__(
         self, dout: torch.Tensor, kept: HomeTensors, bound: BoundPlan, scale: float
     ) -> None:
+        self.kept, self.local_rows = kept, bound.local
         super().__init__(dout, bound, scale)
-        self.kept = kept
 
     def dispatch(self) -> None:
         kept, bound = self.kept, self.bound
@@ -258,8 +200,9 @@ class _Refetched(_Backward):
             self.resident = kv.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
         return dout, Computed(q, *self.resident, out, self.kept.lse[chunk])
 
-    def local(self) -> Computed:
-        kept, bound = self.kept, self.bound
-        q, out = (local_rows(x, bound, is_query=True) for x in (kept.q, kept.out))
-        k, v = (local_rows(x, bound, is_query=False) for x in (kept.k, kept.v))
-        return Computed(q, k, v, out, kept.local_lse)
+    def local_computed(self) -> Computed:
+        kept, query, kv = self.kept, self.local_rows.query, self.local_rows.kv
+        return Computed(
+            query.take(kept.q), kv.take(kept.k), kv.take(kept.v), query.take(kept.out),
+            kept.local_lse,
+        )  # fmt: skip

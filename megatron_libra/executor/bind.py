@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from megatron_libra.config import divisors
 from megatron_libra.executor.bound_route import BoundRoute, HomeSum, bind_route, bind_sum
-from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.route_index import (
     RouteIndex,
@@ -26,7 +27,7 @@ from megatron_libra.executor.route_index import (
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import RowTraffic
 from megatron_libra.plan.errors import PlanError
-from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
 
 __all__ = ["BoundLocal", "BoundPlan", "bind"]
@@ -43,11 +44,18 @@ class BoundLocal:
     """The local part on the device: rows of this worker's own tensors, never exchanged."""
 
     query: LocalRows
-    """Rows token * H + shard of Q, dO, O and dQ."""
+    """Tokens of Q, dO, O and dQ."""
     kv: LocalRows
-    """Rows token * K + kv shard of K, V, dK and dV."""
+    """Tokens of K, V, dK and dV."""
     rounds: tuple[BoundRound, ...]
     num_early_rounds: int
+    heads: HeadPartition
+    """All heads; its chunks are more than 1 only if one call would be too large for the kernel."""
+
+    @property
+    def num_calls(self) -> int:
+        """Kernel calls of a forward, each with a log-sum-exp."""
+        return len(self.rounds) * self.heads.chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +73,6 @@ class BoundPlan:
     rounds: tuple[BoundRound, ...]
     """Of the exchanged part, for each chunk."""
     local: BoundLocal
-    has_padding: bool
-    """True if some rows of this worker belong to no sample: their output is zero."""
 
     @property
     def heads(self) -> HeadPartition:
@@ -98,8 +104,9 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
     _check(plan, runtime)
     heads, tokens = plan.heads, plan.num_local_tokens
     query, kv = _index(plan, plan.query, heads.head_split), _index(plan, plan.kv, heads.kv_shards)
-    local_query = _index(plan, plan.local.query, heads.head_split).sent_rows
-    local_kv = _index(plan, plan.local.kv, heads.kv_shards).sent_rows
+    local_query, local_kv = (
+        _index(plan, route, 1).sent_rows for route in (plan.local.query, plan.local.kv)
+    )
     position = positions_at_home(query.sent_rows, tokens * heads.head_split)
     passes, rank = contributions_at_home(kv.sent_rows, kv.send_count, tokens * heads.kv_shards)
     if len(passes) < 2:  # nothing to sum: find the only returned row itself
@@ -123,12 +130,12 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         kv_sum=bind_sum(passes_t, rank_t, bound_kv),
         rounds=bound_rounds[: len(plan.rounds)],
         local=BoundLocal(
-            query=LocalRows.of(local_query, local_t[0], tokens * heads.head_split),
-            kv=LocalRows.of(local_kv, local_t[1], tokens * heads.kv_shards),
+            query=LocalRows.of(local_query, local_t[0]),
+            kv=LocalRows.of(local_kv, local_t[1]),
             rounds=bound_rounds[len(plan.rounds) :],
             num_early_rounds=plan.local.num_early_rounds,
+            heads=_local_heads(plan, runtime.kernel),
         ),
-        has_padding=len(query.sent_rows) + len(local_query) < tokens * heads.head_split,
     )
 
 
@@ -183,13 +190,10 @@ def _check(plan: WorkerPlan, runtime: PoolRuntime) -> None:
             f"plan of worker {plan.worker} of {plan.num_workers} was given to worker {here[0]} of "
             f"{here[1]}; call pool_plan.worker_plan({here[0]}) of a pool with {here[1]} workers."
         )
-    heads, head_dim = plan.heads, plan.shape.head_dim
-    for rounds, query_heads, kv_heads in (
-        (plan.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk),
-        (plan.local.rounds, heads.query_heads_per_shard, heads.kv_heads_per_shard),
-    ):
-        for plan_round in rounds:
-            runtime.kernel.check_sizes(plan_round, query_heads, kv_heads, head_dim)
+    heads = plan.heads
+    _check_calls(
+        runtime.kernel, plan.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk, plan
+    )
     most = max(
         _most_rows(plan, plan.query_rows, heads.head_split, heads.chunks),
         2 * _most_rows(plan, plan.kv_rows, heads.kv_shards, heads.kv_pieces),
@@ -199,6 +203,37 @@ def _check(plan: WorkerPlan, runtime: PoolRuntime) -> None:
             f"{most} row numbers do not fit int32; lower head_split or chunks, or raise the "
             "context parallel size."
         )
+
+
+def _check_calls(
+    kernel: AttentionKernel,
+    rounds: Sequence[Round],
+    query_heads: int,
+    kv_heads: int,
+    plan: WorkerPlan,
+) -> None:
+    for plan_round in rounds:
+        kernel.check_sizes(plan_round, query_heads, kv_heads, plan.shape.head_dim)
+
+
+def _local_heads(plan: WorkerPlan, kernel: AttentionKernel) -> HeadPartition:
+    """All heads in as few calls as the kernel allows."""
+    shape = plan.shape
+    for count in divisors(shape.query_heads):
+        if not fits(shape, 1, count):
+            continue
+        heads = HeadPartition.of(shape, 1, count)
+        try:
+            _check_calls(
+                kernel, plan.local.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk,
+                plan,
+            )  # fmt: skip
+        except ValueError:
+            if count == shape.query_heads:
+                raise
+            continue
+        return heads
+    raise AssertionError("one head is a divisor")
 
 
 def _most_rows(plan: WorkerPlan, matrix: NDArray[np.int64], shards: int, chunks: int) -> int:

@@ -12,34 +12,12 @@ from dataclasses import dataclass, field
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.computed import Computed
+from megatron_libra.executor.local_part import LocalForward
 from megatron_libra.executor.pipeliner import run_chunks
 from megatron_libra.executor.transfers import Dispatch, Return
 
-__all__ = [
-    "Computed",
-    "ForwardResult",
-    "joined",
-    "kv_rows",
-    "local_rows",
-    "query_rows",
-    "run_forward",
-]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Computed:
-    """What a worker computed with, and made: of one head chunk, or of its local part."""
-
-    q: torch.Tensor
-    """(query rows, heads, D)."""
-    k: torch.Tensor
-    """(kv rows, kv heads, D); chunks that share kv heads share it."""
-    v: torch.Tensor
-    out: torch.Tensor
-    """(query rows, heads, D)."""
-    lse: tuple[torch.Tensor, ...]
-    """For each round, (heads, queries of the round)."""
+__all__ = ["ForwardResult", "joined", "kv_rows", "query_rows", "run_forward"]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,14 +44,6 @@ def kv_rows(k_TGD: torch.Tensor, v_TGD: torch.Tensor, bound: BoundPlan) -> torch
     parts = bound.heads.kv_shards * bound.heads.kv_pieces
     rows = (k_TGD.shape[0] * parts, k_TGD.shape[1] // parts * k_TGD.shape[2])
     return torch.cat([k_TGD.reshape(rows), v_TGD.reshape(rows)], dim=1)
-
-
-def local_rows(x_TND: torch.Tensor, bound: BoundPlan, *, is_query: bool) -> torch.Tensor:
-    """(T, heads, D) -> (local rows, heads of a shard, D) in compute order; a view if contiguous."""
-    shards = bound.heads.head_split if is_query else bound.heads.kv_shards
-    rows = bound.local.query if is_query else bound.local.kv
-    tokens, num_heads, head_dim = x_TND.shape
-    return rows.take(x_TND.contiguous().view(tokens * shards, num_heads // shards, head_dim))
 
 
 def run_forward(
@@ -104,8 +74,7 @@ class _Forward:
         keep: bool,
     ) -> None:
         self.home, self.bound, self.scale, self.keep = (q, k, v), bound, scale, keep
-        self.local_outs: list[torch.Tensor] = []
-        self.local_lses: list[torch.Tensor] = []
+        self.local = LocalForward(q, k, v, bound, scale)
         self.chunks: list[Computed] = []
 
     def dispatch(self) -> None:
@@ -115,18 +84,7 @@ class _Forward:
         self.returning = Return(self.bound, q.dtype, query_width=rows.shape[1])
 
     def compute_local(self, *, early: bool) -> None:
-        local = self.bound.local
-        if early:
-            q, k, v = self.home
-            self.local_q = local_rows(q, self.bound, is_query=True)
-            self.local_k = local_rows(k, self.bound, is_query=False)
-            self.local_v = local_rows(v, self.bound, is_query=False)
-        first, last = (0, local.num_early_rounds) if early else (local.num_early_rounds, None)
-        outs, lses = self._attend(
-            self.local_q, self.local_k, self.local_v, local.rounds[first:last]
-        )
-        self.local_outs += outs
-        self.local_lses += lses
+        self.local.run(early=early)
 
     def compute(self, chunk: int) -> None:
         heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
@@ -134,38 +92,25 @@ class _Forward:
         q = q_rows.view(-1, heads.query_heads_per_chunk, head_dim)
         if kv_rows is not None:
             self.resident = kv_rows.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
-        outs, lses = self._attend(q, *self.resident, self.bound.rounds)
-        out = joined(outs, q)
-        self.returning.send(chunk, out.flatten(1))
-        if self.keep:
-            self.chunks.append(Computed(q, *self.resident, out, tuple(lses)))
-
-    def result(self) -> ForwardResult:
-        """Bring everything home."""
-        bound, q = self.bound, self.home[0]
-        rows = (q.shape[0] * bound.heads.head_split, bound.heads.query_heads_per_shard, q.shape[2])
-        local_out = joined(self.local_outs, self.local_q)
-        if bound.exchanges:
-            (mailbox_rows,) = self.returning.wait()
-            out = mailbox_rows.index_select(0, bound.query_rows_at_home)
-            self.returning.close()
-            bound.local.query.put(out.view(rows), local_out)
-        else:
-            out = bound.local.query.spread(local_out, rows[0])
-        local = Computed(
-            self.local_q, self.local_k, self.local_v, local_out, tuple(self.local_lses)
-        )
-        return ForwardResult(out.view(q.shape), local, self.chunks)
-
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: tuple[BoundRound, ...]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        k, v = self.resident
         kernel, outs, lses = self.bound.runtime.kernel, [], []
-        for r in rounds:
+        for r in self.bound.rounds:
             out, lse = kernel.forward(q[r.queries], k[r.keys], v[r.keys], r, self.scale)
             outs.append(out)
             lses.append(lse)
-        return outs, lses
+        out = joined(outs, q)
+        self.returning.send(chunk, out.flatten(1))
+        if self.keep:
+            self.chunks.append(Computed(q, k, v, out, tuple(lses)))
+
+    def result(self) -> ForwardResult:
+        """Bring everything home."""
+        if not self.bound.exchanges:
+            return ForwardResult(self.local.bring_home(None), self.local.computed)
+        (mailbox_rows,) = self.returning.wait()
+        out = self.local.bring_home((mailbox_rows, self.bound.query_rows_at_home))
+        self.returning.close()
+        return ForwardResult(out, self.local.computed, self.chunks)
 
 
 def joined(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,11 @@ from megatron_libra.executor.bind import BoundPlan, bind
 from megatron_libra.executor.dense import dense_attention
 from megatron_libra.executor.inputs import pool_tensors, worker_tensors
 from megatron_libra.executor.kernels import pick_kernel
+from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import LoopbackTransport
 from megatron_libra.plan.pool_plan import PoolPlan
+from megatron_libra.plan.worker_plan import Round
 from tests.helpers.cases import CASES, plan_of, pool
 from tests.helpers.distributed import bound_plan, world
 
@@ -74,6 +76,35 @@ def test_softmax_scale_and_views(mode: str) -> None:
     expected = torch.cat([dense[name][0] for name in ("dq", "dk", "dv")], dim=1)
     torch.testing.assert_close(out, dense["out"][0], rtol=0, atol=1e-12)
     torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
+
+
+class SmallKernel(ReferenceKernel):
+    """Takes a limited number of query heads in one call."""
+
+    def __init__(self, most_heads: int) -> None:
+        self.most_heads = most_heads
+
+    def check_sizes(
+        self, plan_round: Round, query_heads: int, kv_heads: int, head_dim: int
+    ) -> None:
+        if query_heads > self.most_heads:
+            raise ValueError(f"{query_heads} heads are too many")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("most_heads", [2, 1])
+def test_local_heads_are_cut_where_one_call_would_be_too_large(mode: str, most_heads: int) -> None:
+    """Also where the calls then share a kv head: 4 query heads on 2 kv heads."""
+    expected = gradients(alone(backward_kv=mode), ONE, 0)
+    loop, kernel = LoopbackTransport(), SmallKernel(most_heads)
+    runtime = PoolRuntime(loop, loop, kernel, torch.device("cpu"), LibraConfig(backward_kv=mode))
+    bound = bind(ONE.worker_plan(0), runtime)
+    assert bound.local.heads.chunks == 4 // most_heads
+    for actual, wanted in zip(gradients(bound, ONE, 0), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-12)
+    runtime = PoolRuntime(loop, loop, SmallKernel(0), torch.device("cpu"), LibraConfig())
+    with pytest.raises(ValueError, match="1 heads are too many"):
+        bind(ONE.worker_plan(0), runtime)
 
 
 def test_only_one_input_needs_gradients() -> None:

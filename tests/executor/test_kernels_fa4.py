@@ -32,8 +32,10 @@ def fake_forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
     hints = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     assert all(type(hint) is int and hint > 192 for hint in hints), hints
     cu_queries, cu_keys = options.pop("cu_seqlens_q"), options.pop("cu_seqlens_k")
+    target = options.pop("out")
     out, lse = packaged_forward(q, k, v, cu_queries, cu_keys, options.pop("softmax_scale"))
     assert not options
+    out = out if target is None else target.copy_(out)
     return out, lse, None, None, None
 
 
@@ -45,9 +47,10 @@ def fake_backward(
     hints = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     assert all(type(hint) is int and hint > 192 for hint in hints), hints
     cu_queries, cu_keys = options.pop("cu_seqlens_q"), options.pop("cu_seqlens_k")
-    scale = options.pop("softmax_scale")
+    scale, target = options.pop("softmax_scale"), options.pop("dq")
     assert not options
-    return packaged_backward(dout, (q, k, v), (out, lse), cu_queries, cu_keys, scale)
+    dq, dk, dv = packaged_backward(dout, (q, k, v), (out, lse), cu_queries, cu_keys, scale)
+    return dq if target is None else target.copy_(dq), dk, dv
 
 
 @pytest.fixture
@@ -81,6 +84,10 @@ def test_calls(package: types.ModuleType, heads: tuple[int, int]) -> None:
     assert torch.equal(actual_out, out) and torch.equal(actual_lse, lse)
     actual = kernel.backward(dout, q, k, v, out, lse, bound_round, 0.3)
     assert all(torch.equal(a, b) for a, b in zip(actual, gradients, strict=True))
+    targets = [torch.empty(8, 2, *q.shape[1:], dtype=q.dtype)[:, 1] for _ in range(2)]
+    kernel.forward(q, k, v, bound_round, 0.3, out=targets[0])
+    kernel.backward(dout, q, k, v, out, lse, bound_round, 0.3, dq=targets[1])
+    assert torch.equal(targets[0], out) and torch.equal(targets[1], gradients[0])
 
 
 def test_hints_follow_long_entries() -> None:

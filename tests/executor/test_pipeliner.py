@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -89,10 +90,16 @@ class RecordingKernel(ReferenceKernel):
         self.events = events
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, r: BoundRound, scale: float
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        r: BoundRound,
+        scale: float,
+        **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.events.append(f"call with {q.shape[1]} heads")
-        return super().forward(q, k, v, r, scale)
+        return super().forward(q, k, v, r, scale, **options)
 
 
 def test_what_a_layer_does_in_time() -> None:

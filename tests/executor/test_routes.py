@@ -138,26 +138,31 @@ def test_a_mailbox_has_room_for_both_directions() -> None:
     assert mailbox.sent(1).flatten().tolist() == [6, 7]
 
 
+@pytest.mark.parametrize("is_returned", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "is_view", "is_all"),
-    [([0, 1, 2, 3], True, True), ([1, 2], True, False), ([3, 1], False, False), ([], True, False)],
+    ("rows", "is_view"), [([0, 1, 2, 3], True), ([1, 2], True), ([3, 1], False), ([], False)]
 )
-def test_local_rows(rows: list[int], is_view: bool, is_all: bool) -> None:
-    """What is taken, put and added; a contiguous range is a view."""
+def test_local_rows(rows: list[int], is_view: bool, is_returned: bool) -> None:
+    """What is taken, computed in place, brought home and added; a contiguous range is a view."""
     home = torch.arange(8.0).view(4, 2)
-    local = LocalRows.of(np.array(rows, np.int32), torch.tensor(rows, dtype=torch.int32), 4)
+    local = LocalRows.of(np.array(rows, np.int32), torch.tensor(rows, dtype=torch.int32))
     taken = local.take(home)
-    assert torch.equal(taken, home[rows]) and local.is_all is is_all
+    assert torch.equal(taken, home[rows]) and local.is_view is is_view
     assert (taken.untyped_storage().data_ptr() == home.untyped_storage().data_ptr()) is is_view
-    values = torch.full((len(rows), 2), 100.0)
+    results = local.results(home)
+    results[1].fill_(100.0)
     expected = torch.zeros(4, 2)
+    returned = None
+    if is_returned:  # two parts of one element for each home row, in reverse order
+        returned = torch.arange(8.0)[:, None], torch.arange(7, -1, -1)
+        expected = torch.arange(7.0, -1, -1).view(4, 2)
     expected[rows] = 100
-    assert torch.equal(local.spread(values, 4), expected)
+    assert torch.equal(local.bring_home(results, home, returned), expected)
     target = torch.ones(4, 2, dtype=torch.float64)
-    local.add(target, values)
-    assert torch.equal(target, expected.double() + 1)
-    local.put(target, values)
-    assert torch.equal(target[rows], values.double())
+    local.add(target, results[1])
+    expected = torch.ones(4, 2, dtype=torch.float64)
+    expected[rows] += 100
+    assert torch.equal(target, expected)
 
 
 def test_positions_at_home() -> None:

@@ -57,7 +57,9 @@ def test_one_wrong_row_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> No
             wrong[name][[10, 11]] = wrong[name][[11, 10]]
         else:
             wrong[name][20, 1, 3] += 1e-3 if change == "number" else np.nan
-        monkeypatch.setattr(verify, "run_workers", lambda *_, w=wrong, **__: [[("reference", w)]])
+        monkeypatch.setattr(
+            verify, "run_workers", lambda *_, w=wrong, **__: [[("reference", "gloo", w)]]
+        )
         outcome = verify_plans([plan])[0]
         assert not outcome.passed and outcome.report["errors"][name] > 1e-6
         json.dumps(outcome.report, allow_nan=False)

@@ -87,6 +87,8 @@ class Fa4Kernel:
         v: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel.forward."""
         max_queries, max_keys = bound_round.prepared
@@ -101,6 +103,7 @@ class Fa4Kernel:
             softmax_scale=scale,
             causal=True,
             return_lse=True,
+            out=out,
         )
         return results[0], results[1]  # the tuple has grown between pre-releases
 
@@ -114,6 +117,8 @@ class Fa4Kernel:
         lse: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        dq: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward. Every row of dk and dv is written: the float32 sums start
         at zero and are converted entry by entry, fillers included."""
@@ -132,6 +137,7 @@ class Fa4Kernel:
             max_seqlen_q=max_queries,
             max_seqlen_k=max_keys,
             deterministic=self.deterministic,
+            dq=dq,
         )
         return results[0], results[1], results[2]
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from megatron_libra.executor.kernels.device import compute_capability
-from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
+from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable, written
 from megatron_libra.executor.kernels.torch_flash import (
     MAX_HEAD_DIM,
     OLDEST_MAJOR,
@@ -181,9 +181,12 @@ class FlashAttnKernel:
         v: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel.forward."""
-        return self.package.forward((q, k, v), bound_round, scale)
+        made, lse = self.package.forward((q, k, v), bound_round, scale)
+        return written(made, out), lse
 
     def backward(
         self,
@@ -195,9 +198,12 @@ class FlashAttnKernel:
         lse: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        dq: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward."""
-        gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq = torch.empty_like(q) if dq is None else dq
+        gradients = dq, torch.empty_like(k), torch.empty_like(v)
         self.package.backward(
             dout, (q, k, v), (out, lse), gradients, bound_round, scale, self.deterministic
         )

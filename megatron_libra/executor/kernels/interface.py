@@ -14,7 +14,7 @@ import torch
 
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["AttentionKernel", "BoundRound", "KernelUnavailable"]
+__all__ = ["AttentionKernel", "BoundRound", "KernelUnavailable", "written"]
 
 
 class KernelUnavailable(Exception):
@@ -73,9 +73,15 @@ class AttentionKernel(Protocol):
         v: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out (Tq, N, D) in q's dtype and lse (N, Tq), natural logarithm, float32 (float64
-        for float64)."""
+        for float64).
+
+        Args:
+            out: where to write it, perhaps a strided view; by default a new tensor.
+        """
 
     def backward(
         self,
@@ -87,6 +93,17 @@ class AttentionKernel(Protocol):
         lse: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        dq: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return dq, dk, dv; rows of fillers are exactly zero. dk and dv may come in a wider dtype
-        than k."""
+        than k.
+
+        Args:
+            dq: where to write it, perhaps a strided view; by default a new tensor.
+        """
+
+
+def written(result: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """The result, in the target if there is one; for kernels that make their own tensors."""
+    return result if target is None else target.copy_(result)

@@ -70,11 +70,13 @@ class ReferenceKernel:
         v: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel.forward."""
         wide, groups = _wide_dtype(q.dtype), k.shape[1]
         k_GTD, v_GTD = _heads_first(k, wide), _heads_first(v, wide)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         lse = torch.empty(q.shape[1], q.shape[0], dtype=wide, device=q.device)
         with torch.autocast(q.device.type, enabled=False):
             for block in bound_round.prepared:
@@ -97,11 +99,13 @@ class ReferenceKernel:
         lse: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        dq: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward. dk and dv come in float32 (float64 for float64)."""
         wide, groups = _wide_dtype(q.dtype), k.shape[1]
         k_GTD, v_GTD = _heads_first(k, wide), _heads_first(v, wide)
-        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if dq is None else dq
         dk_GTD, dv_GTD = torch.zeros_like(k_GTD), torch.zeros_like(v_GTD)
         with torch.autocast(q.device.type, enabled=False):
             for block in bound_round.prepared:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from megatron_libra.executor.kernels.device import compute_capability
-from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
+from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable, written
 from megatron_libra.plan.worker_plan import Round
 
 __all__ = ["TorchFlashKernel", "check_flash2_sizes", "offer_torch_flash"]
@@ -51,13 +51,15 @@ class TorchFlashKernel:
         v: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel.forward."""
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        made, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, bound_round.cu_queries, bound_round.cu_keys, bound_round.max_queries,
             bound_round.max_keys, 0.0, True, False, scale=scale,
         )  # fmt: skip
-        return out, lse
+        return written(made, out), lse
 
     def backward(
         self,
@@ -69,16 +71,19 @@ class TorchFlashKernel:
         lse: torch.Tensor,
         bound_round: BoundRound,
         scale: float,
+        *,
+        dq: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward."""
         # without dropout the random state is a placeholder that the kernel never reads
         random_state = torch.empty(2, dtype=torch.uint64, device=q.device)
         with _ordered_sums(self.deterministic):
-            return torch.ops.aten._flash_attention_backward(
+            made, dk, dv = torch.ops.aten._flash_attention_backward(
                 dout, q, k, v, out, lse, bound_round.cu_queries, bound_round.cu_keys,
                 bound_round.max_queries, bound_round.max_keys, 0.0, True, random_state,
                 random_state, scale=scale,
             )  # fmt: skip
+        return written(made, dq), dk, dv
 
 
 def offer_torch_flash(device: torch.device, head_dim: int, deterministic: bool) -> TorchFlashKernel:
