@@ -7,15 +7,17 @@ it is that of the reference kernel, which says nothing of a GPU and is labelled 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from megatron_libra.config import AttentionShape, divisors
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.worker_plan import Round
 from megatron_libra.replay.calls import KernelCall
 from megatron_libra.replay.timing import issue_seconds, median_seconds
-from megatron_libra.simulator.call_table import PARTS
+from megatron_libra.simulator.call_table import CHUNK, PARTS
 
 __all__ = ["CallSeconds", "CallTimer", "WorkerSeconds", "gather_gb_s", "measure_worker"]
 
@@ -88,14 +90,39 @@ class CallTimer:
         return f"CPU, {self.kernel.name} kernel (no GPU was measured)"
 
     def seconds(self, call: KernelCall) -> CallSeconds:
-        """Forward and backward of one call, once.
+        """Forward and backward of one call, once. Of a local call that the kernel's own index type
+        cannot hold, those of the fewest equal parts of its heads that it can, as in the executor.
 
         Raises:
-            ValueError: the kernel's own index type cannot hold the call.
+            ValueError: the kernel cannot hold a chunk's call, or a local call of one head.
         """
         if call.key not in self._known:
-            self._known[call.key] = self._measured(call)
+            count, part = self._whole_or_part(call)
+            once = self._measured(part)
+            self._known[call.key] = CallSeconds(count * once.forward, count * once.backward)
         return self._known[call.key]
+
+    def _whole_or_part(self, call: KernelCall) -> tuple[int, KernelCall]:
+        """Into how many calls of which shape a call is divided."""
+        counts = [1] if call.part == CHUNK else divisors(call.query_heads)
+        shape = AttentionShape(
+            query_heads=call.query_heads, kv_heads=call.kv_heads, head_dim=call.head_dim
+        )
+        problem = ""
+        for count in counts:
+            if not fits(shape, 1, count):
+                continue
+            heads = HeadPartition.of(shape, 1, count)
+            part = replace(
+                call, query_heads=heads.query_heads_per_chunk, kv_heads=heads.kv_heads_per_chunk
+            )
+            try:
+                self.kernel.check_sizes(call.round, part.query_heads, part.kv_heads, call.head_dim)
+            except ValueError as error:
+                problem = str(error)
+                continue
+            return count, part
+        raise ValueError(problem)
 
     def _measured(self, call: KernelCall) -> CallSeconds:
         forward, backward = self._passes(call)
@@ -115,7 +142,6 @@ class CallTimer:
     def _passes(self, call: KernelCall) -> tuple[Callable[[], None], Callable[[], None]]:
         """Functions that run forward, and backward of the last forward."""
         each, dim = call.round, call.head_dim
-        self.kernel.check_sizes(each, call.query_heads, call.kv_heads, dim)
         bound = self._bind(each)
         query_shape = (each.query_stop, call.query_heads, dim)
         key_shape = (each.key_stop, call.kv_heads, dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from megatron_libra.plan.pool_plan import plan_pool
 from megatron_libra.replay.calls import KernelCall, call_of, worker_calls
 from megatron_libra.replay.measure import CallSeconds, CallTimer, gather_gb_s, measure_worker
 from megatron_libra.replay.timing import median_seconds, run_seconds
-from megatron_libra.simulator.call_table import EARLY
+from megatron_libra.simulator.call_table import CHUNK, EARLY
 
 CPU = torch.device("cpu")
 
@@ -76,6 +77,26 @@ def test_a_kernel_s_limit_is_passed_on() -> None:
 
     with pytest.raises(ValueError, match="too large"):
         CallTimer(Small(), CPU).seconds(_call())
+
+
+def test_a_local_call_that_is_too_large_is_divided_by_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most two query heads a call: two calls, of which one is run."""
+
+    class TwoHeads(CountingKernel):
+        def check_sizes(self, plan_round: Any, query_heads: int, *sizes: int) -> None:
+            if query_heads > 2:
+                raise ValueError("too many heads")
+
+    kernel = TwoHeads()
+    timer = CallTimer(kernel, CPU, repeats=1)
+    timer.seconds(replace(_call(), part=EARLY))
+    assert kernel.shapes == [(4, 2, 8), (8, 1, 8), (8, 1, 8)]
+    monkeypatch.setattr(timer, "_measured", lambda call: CallSeconds(1.0, call.query_heads))
+    assert timer.seconds(replace(_call(queries=2), part=EARLY)) == CallSeconds(2.0, 4.0)
+    with pytest.raises(ValueError, match="too many heads"):
+        timer.seconds(replace(_call(queries=3), part=CHUNK))
 
 
 def test_a_worker_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
