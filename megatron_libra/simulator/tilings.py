@@ -1,7 +1,7 @@
 """The tilings of known kernels on Hopper. In: kernel, head dimension, pass. Out: Tiling.
 
 Read from the kernels' sources: FlashAttention-4 4.0.0b36 (flash_attn/cute/interface.py and
-tile_scheduler.py) and FlashAttention-2 as torch 2.11 has it (flash_fwd_launch_template.h and
+tile_scheduler.py) and FlashAttention-2, which is also torch's (flash_fwd_launch_template.h and
 flash_bwd_launch_template.h).
 """
 
