@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,12 @@ from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.pool_plan import PoolPlan
-from megatron_libra.plan.worker_plan import LocalPart, Round, WorkerPlan, WorkerRoute
+from megatron_libra.plan.worker_plan import ExchangedPart, LocalPart, Round, WorkerPlan, WorkerRoute
 
 __all__ = ["check_plan"]
 
 Int64 = NDArray[np.int64]
-_Part = WorkerPlan | LocalPart
+_Part = ExchangedPart | LocalPart
 OUTSIDE = -1
 """Sample number of the padding tail."""
 
@@ -118,16 +119,15 @@ def _check_sent_is_received(workers: list[WorkerPlan]) -> None:
                 bool((local.send_peer == sender.worker).all()),
                 f"local {kind} rows of worker {sender.worker} leave it",
             )
-        for receiver in workers:
-            for kind in ("query", "kv"):
-                sent: WorkerRoute = getattr(sender, kind)
-                received: WorkerRoute = getattr(receiver, kind)
-                out = sent.send_count[sent.send_peer == receiver.worker]
-                into = received.recv_count[received.recv_peer == sender.worker]
-                _require(
-                    np.array_equal(out, into),
-                    f"{kind} rows {sender.worker} -> {receiver.worker} differ at the two ends",
-                )
+        for receiver, part, kind in product(workers, ("near", "far"), ("query", "kv")):
+            sent: WorkerRoute = getattr(getattr(sender, part), kind)
+            received: WorkerRoute = getattr(getattr(receiver, part), kind)
+            out = sent.send_count[sent.send_peer == receiver.worker]
+            into = received.recv_count[received.recv_peer == sender.worker]
+            _require(
+                np.array_equal(out, into),
+                f"{kind} rows {sender.worker} -> {receiver.worker} differ at the two ends",
+            )
 
 
 def _arrivals(
@@ -136,7 +136,7 @@ def _arrivals(
     """(rows,) flat token number and shard of every row of a part's compute buffer.
 
     Args:
-        part: the worker's plan, or its local part.
+        part: an exchanged part of the worker, or its local part.
         peers: the parts that may send to it, with their workers.
     """
     own: WorkerRoute = getattr(part, kind)
@@ -165,11 +165,14 @@ def _check_worker(
     covered: Int64,
 ) -> int:
     """Follow one worker's rows and calls; returns the pairs it computes."""
-    peers = [(peer.worker, peer) for peer in workers]
-    by_shard = _check_part(plan.heads, worker, worker.worker, peers, tokens, covered)
-    if worker.rounds:
-        whole = worker.rounds[0].key_stop == worker.num_kv_rows
-        _require(whole, f"worker {worker.worker} has keys that round 0 does not touch")
+    by_shard = 0
+    for name in ("near", "far"):
+        part: ExchangedPart = getattr(worker, name)
+        peers = [(peer.worker, getattr(peer, name)) for peer in workers]
+        by_shard += _check_part(plan.heads, part, worker.worker, peers, tokens, covered)
+        if part.rounds:
+            all_keys = part.rounds[0].key_stop == part.kv.num_rows
+            _require(all_keys, f"worker {worker.worker} has keys that round 0 does not touch")
     local, early = worker.local, worker.local.num_early_rounds
     for rounds in (local.rounds[:early], local.rounds[early:]):
         for round_ in rounds:

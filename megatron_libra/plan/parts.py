@@ -1,15 +1,17 @@
-"""Which query ranges need nothing from other workers, and which of those run early or late.
+"""In which part of a layer a query range is computed.
 
-In: blocks, homes, tile workers. Out: the part of every fragment.
+In: blocks, homes, tile workers. Out: the part of every fragment, by head shard.
 
-A fragment is *local* if its home computes all head shards of it and holds all its keys. It never
-enters an exchange, and all heads are computed in one call, as if there were no shards. Local work
-fills the ends of the chunk pipeline (section 4.4), where the first dispatch and the last return
-would be exposed: the early half is computed under the first, the late half under the last. Example,
-one sample of 8 tokens on CP = 2 contiguous, B = 2, every block at its home:
+A fragment is *local* if its home computes all head shards of it and holds all its keys: it never
+enters an exchange, and all heads are computed in one call, as if there were no shards. What is left
+is *near* on a worker of its own slot, and *far* on the worker of another one. Pools stand on whole
+nodes, so near rows mostly travel inside a node and far rows between nodes. The chunk pipeline
+(section 4.4) computes the far part in the middle, where the near part hides its first dispatch and
+its last return; local work hides those of the near part, the early half the first and the late half
+the last. Example, one sample of 8 tokens on CP = 2 contiguous, B = 2, every block at its home:
 
     home        0 0 0 0 | 1 1 1 1
-    part        local     exchanged      (the keys of tokens 4..7 begin on worker 0)
+    part        local     near           (the keys of tokens 4..7 begin on worker 0)
 """
 
 from __future__ import annotations
@@ -21,29 +23,44 @@ from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable, causal_pairs
 
-__all__ = ["EARLY", "EXCHANGED", "LATE", "parts_of"]
+__all__ = ["EARLY", "FAR", "LATE", "NEAR", "parts_of", "pipeline_order"]
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
-EXCHANGED, EARLY, LATE = range(3)
+NEAR, FAR, EARLY, LATE = range(4)
+
+
+def pipeline_order(chunks: int) -> tuple[tuple[int, int], ...]:
+    """(part, chunk) of every step between the local halves, on all workers alike: near chunks on
+    both sides of the far ones, whose transfers they hide.
+
+    Example, M = 3: near 0, near 1, far 0, far 1, far 2, near 2.
+    """
+    first = (chunks + 1) // 2
+    near = [(NEAR, chunk) for chunk in range(chunks)]
+    far = [(FAR, chunk) for chunk in range(chunks)]
+    return (*near[:first], *far, *near[first:])
 
 
 def parts_of(
     samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worker: Int64, kv_fetch: str
 ) -> Int64:
-    """The part of every fragment.
+    """The part of every fragment of a head shard.
 
     Args:
-        worker: (H, F) who computes a fragment of a head shard.
+        worker: (H, F) who computes it.
 
     Returns:
-        (F,) EXCHANGED, EARLY or LATE. Local fragments of one sample are never divided between EARLY
-        and LATE, because they share keys; a worker that exchanges nothing has no LATE ones.
+        (H, F) NEAR or FAR, or for all H alike EARLY or LATE. Local fragments of one sample are
+        never divided between EARLY and LATE, because they share keys; a worker that exchanges
+        nothing has no LATE ones.
     """
     home = blocks.home[np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))]
     is_local = (worker == home).all(axis=0)
     is_local &= _has_keys_at_home(samples, blocks, layout, kv_fetch)
-    part = np.where(is_local, EARLY, EXCHANGED).astype(np.int64)
+    slot = worker // layout.context_parallel_size
+    part = np.where(slot == samples.slot[blocks.fragment_sample], NEAR, FAR).astype(np.int64)
+    part[:, is_local] = EARLY
     fragment = np.flatnonzero(is_local)
     late = _late(
         worker=home[fragment],
@@ -51,7 +68,7 @@ def parts_of(
         pairs=causal_pairs(blocks.fragment_start, blocks.fragment_stop)[fragment],
         exchanging=worker[:, ~is_local],
     )
-    part[fragment[late]] = LATE
+    part[:, fragment[late]] = LATE
     return part
 
 

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.config import AttentionShape, LibraConfig, positive_integer
-from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, route_rows, traffic_rows
 from megatron_libra.plan.heads import HeadPartition, fit_chunks
 from megatron_libra.plan.layout import TokenLayout, round_up
+from megatron_libra.plan.part_tables import ExchangeTables, LocalTables
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
-from megatron_libra.plan.rounds import EntryTable, order_rows
+from megatron_libra.plan.rounds import order_rows
 from megatron_libra.plan.sequences import SamplePool, check_lengths, read_rows, read_samples
 from megatron_libra.plan.tiles import TileTable, causal_pairs, cut_blocks
-from megatron_libra.plan.worker_plan import LocalPart, WorkerPlan, WorkerRoute, cut_rounds
+from megatron_libra.plan.worker_plan import WorkerPlan
 
 __all__ = ["PoolPlan", "plan_pool"]
 
@@ -34,32 +34,6 @@ Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 CHUNK_FLOPS = 200_000_000_000
 """Fewest FLOPs of a worker's chunk in forward: about 0.3 ms of FlashAttention on a Hopper GPU."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalTables:
-    """The local part of all workers: what they compute of their own tokens alone."""
-
-    query: RouteTable
-    kv: RouteTable
-    entries: EntryTable
-    early_rounds: Int64
-    """(W,) rounds that are computed under the first dispatch; the later ones under the last
-    return."""
-    early_keys: Int64
-    """(W,) resident rows of the early rounds, before those of the late ones."""
-
-    def part_of(self, worker: int) -> LocalPart:
-        """One worker's local part."""
-        early = int(self.early_rounds[worker])
-        return LocalPart(
-            query=WorkerRoute.of(self.query, worker),
-            kv=WorkerRoute.of(self.kv, worker),
-            rounds=cut_rounds(
-                self.entries, worker, early_rounds=early, early_keys=int(self.early_keys[worker])
-            ),
-            num_early_rounds=early,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +48,10 @@ class PoolPlan:
     config: LibraConfig
     """The effective choices (placer ulysses sets head_split to CP)."""
     tiles: TileTable
-    query: RouteTable
-    kv: RouteTable
-    entries: EntryTable
-    """Of the exchanged part, as are query and kv."""
+    near: ExchangeTables
+    """Tiles on workers of their own slot."""
+    far: ExchangeTables
+    """Tiles on workers of other slots."""
     local: LocalTables
 
     @property
@@ -118,37 +92,40 @@ class PoolPlan:
 
     @cached_property
     def query_rows(self) -> Int64:
-        """(W, W) rows (token x head shard) of the query route; the diagonal stays."""
-        return route_rows(self.query, self.num_workers)
+        """(W, W) rows (token x head shard) of Q to where they are computed; the diagonal stays."""
+        return self.near.query_rows + self.far.query_rows
 
     @cached_property
     def kv_rows(self) -> Int64:
-        """(W, W) rows (token x kv shard) of the kv route; the diagonal stays."""
-        return route_rows(self.kv, self.num_workers)
+        """(W, W) rows (token x kv shard) of K and V; the diagonal stays."""
+        return self.near.kv_rows + self.far.kv_rows
 
     @cached_property
     def traffic_bytes(self) -> Int64:
         """(W, W) bytes of one layer's forward, row source, column destination."""
         element = self.shape.head_dim * self.shape.bytes_per_element
-        queries = traffic_rows(self.query, self.num_workers) * (
-            self.heads.query_heads_per_shard * element
-        )
-        keys = traffic_rows(self.kv, self.num_workers) * (
-            2 * self.heads.kv_heads_per_shard * element
-        )
-        return queries + queries.T + keys
+        queries = self.query_rows * (self.heads.query_heads_per_shard * element)
+        keys = self.kv_rows * (2 * self.heads.kv_heads_per_shard * element)
+        moved = queries + queries.T + keys
+        np.fill_diagonal(moved, 0)
+        return moved
 
     @cached_property
     def num_rounds(self) -> Int64:
         """(W,) varlen calls of each worker: of one head chunk, and of the local part."""
-        return self._rounds_of(self.entries) + self._rounds_of(self.local.entries)
+        rounds = np.zeros((3, self.num_workers), np.int64)
+        calls = (self.near.entries, self.far.entries, self.local.entries)
+        for row, entries in zip(rounds, calls, strict=True):
+            np.maximum.at(row, entries.worker, entries.round + 1)
+        return rounds.sum(axis=0)
 
     @cached_property
     def peak_resident_kv_bytes(self) -> Int64:
         """(W,) bytes of the K and V that are resident on each worker, its own included."""
         heads = np.zeros(self.num_workers, np.int64)
         for route, heads_of_row in (
-            (self.kv, self.heads.kv_heads_per_shard),
+            (self.near.kv, self.heads.kv_heads_per_shard),
+            (self.far.kv, self.heads.kv_heads_per_shard),
             (self.local.kv, self.shape.kv_heads),
         ):
             np.add.at(heads, route.destination, route.count.astype(np.int64) * heads_of_row)
@@ -158,9 +135,9 @@ class PoolPlan:
     def digest(self) -> str:
         """sha256 of everything that the plan says, as hex."""
         sha = hashlib.sha256(repr(self._header()).encode())
-        local = self.local
-        tables = (self.tiles, self.query, self.kv, self.entries)
-        for table in (*tables, local.query, local.kv, local.entries):
+        parts = (self.near, self.far, self.local)
+        tables = [table for part in parts for table in (part.query, part.kv, part.entries)]
+        for table in (self.tiles, *tables):
             for name in table.__slots__:
                 column: NDArray[np.int64] = getattr(table, name)
                 sha.update(np.ascontiguousarray(column, "<i8").tobytes())
@@ -180,11 +157,8 @@ class PoolPlan:
             shape=self.shape,
             heads=self.heads,
             digest=self.digest,
-            query=WorkerRoute.of(self.query, worker),
-            kv=WorkerRoute.of(self.kv, worker),
-            query_rows=self.query_rows,
-            kv_rows=self.kv_rows,
-            rounds=cut_rounds(self.entries, worker),
+            near=self.near.part_of(worker),
+            far=self.far.part_of(worker),
             local=self.local.part_of(worker),
         )
 
@@ -212,11 +186,6 @@ class PoolPlan:
         load = np.zeros(self.num_workers, np.int64)
         np.add.at(load, owner, self.tiles.pairs)
         return load
-
-    def _rounds_of(self, entries: EntryTable) -> Int64:
-        rounds = np.zeros(self.num_workers, np.int64)
-        np.maximum.at(rounds, entries.worker, entries.round + 1)
-        return rounds
 
     def _header(self) -> tuple[object, ...]:
         c = self.config
@@ -267,7 +236,6 @@ def plan_pool(
     problem = PlacementProblem.of(samples, blocks, layout, shape, config)
     worker = PLACERS[config.placer](problem)
     compute = order_rows(samples, blocks, layout, problem.heads, worker, config.kv_fetch)
-    exchanged, local = compute.exchanged, compute.local
     return PoolPlan(
         sequences=samples.lengths,
         seq_length=layout.seq_length,
@@ -275,16 +243,9 @@ def plan_pool(
         shape=shape,
         config=config,
         tiles=TileTable.of(blocks, config.head_split, worker),
-        query=query_route(samples, layout, exchanged.ranges),
-        kv=kv_route(samples, layout, exchanged.groups),
-        entries=exchanged.entries,
-        local=LocalTables(
-            query=query_route(samples, layout, local.ranges),
-            kv=kv_route(samples, layout, local.groups),
-            entries=local.entries,
-            early_rounds=compute.early_rounds,
-            early_keys=compute.early_keys,
-        ),
+        near=ExchangeTables.of(samples, layout, compute.near),
+        far=ExchangeTables.of(samples, layout, compute.far),
+        local=LocalTables.of(samples, layout, compute),
     )
 
 

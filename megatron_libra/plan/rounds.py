@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout
-from megatron_libra.plan.parts import EARLY, EXCHANGED, LATE, parts_of
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR, parts_of
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable
 
@@ -83,10 +83,11 @@ class PartTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputePlan:
-    """The exchanged part, and the local part, which has one head shard: all heads. Its late rows
+    """The exchanged parts, and the local part, which has one head shard: all heads. Its late rows
     stand behind the early ones."""
 
-    exchanged: PartTables
+    near: PartTables
+    far: PartTables
     local: PartTables
     early_rounds: Int64
     """(W,) rounds of the local part that belong to its early half."""
@@ -106,10 +107,14 @@ def order_rows(
     block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
     worker = tile_worker.reshape(-1, heads.head_split).T[:, block]
     part = parts_of(samples, blocks, layout, worker, kv_fetch)
-    exchanged = np.where(part == EXCHANGED, worker, NOBODY)
-    early, late = (
-        _order_part(samples, blocks, heads.whole, np.where(part == p, worker[:1], NOBODY), kv_fetch)
-        for p in (EARLY, LATE)
+    near, far, early, late = (
+        _order_part(samples, blocks, cut, np.where(part == p, worker, NOBODY)[:shards], kv_fetch)
+        for p, cut, shards in (
+            (NEAR, heads, heads.head_split),
+            (FAR, heads, heads.head_split),
+            (EARLY, heads.whole, 1),
+            (LATE, heads.whole, 1),
+        )
     )
     size = samples.num_slots * layout.context_parallel_size
     rounds, rows, keys = np.zeros((3, size), np.int64)
@@ -117,7 +122,8 @@ def order_rows(
     np.add.at(rows, early.ranges.worker, early.ranges.stop - early.ranges.start)
     np.add.at(keys, early.groups.worker, early.groups.num_keys)
     return ComputePlan(
-        exchanged=_order_part(samples, blocks, heads, exchanged, kv_fetch),
+        near=near,
+        far=far,
         local=_joined(early, _moved(late, rounds, rows, keys)),
         early_rounds=rounds,
         early_keys=keys,

@@ -2,9 +2,9 @@
 
 In: the routes and entries of a pool. Out: WorkerPlan.
 
-A worker computes an exchanged part (query, kv, rounds) and a local part. Both lists of a route
-contain the rows that stay (peer == worker); they never enter a collective. The i-th range that a
-sends to b is the i-th that b receives from a.
+A worker computes two exchanged parts, near and far, and a local part (see `parts`). Both lists of a
+route contain the rows that stay (peer == worker); they never enter a collective. The i-th range
+that a sends to b is the i-th that b receives from a.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.rounds import EntryTable
 
-__all__ = ["LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
+__all__ = ["ExchangedPart", "LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -82,6 +82,19 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExchangedPart:
+    """Work on rows that come from other workers, with what stays; in M head chunks."""
+
+    query: WorkerRoute
+    kv: WorkerRoute
+    query_rows: Int64
+    """(W, W) rows of the query route from source to destination, the same on every worker."""
+    kv_rows: Int64
+    """(W, W) rows of the kv route."""
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
     """Work whose queries and keys are all at home, never exchanged. A row is a token, all heads."""
 
@@ -104,24 +117,26 @@ class WorkerPlan:
     heads: HeadPartition
     digest: str
     """Digest of the pool plan this is a part of."""
-    query: WorkerRoute
-    kv: WorkerRoute
-    query_rows: Int64
-    """(W, W) rows of the query route from source to destination, the same on every worker."""
-    kv_rows: Int64
-    """(W, W) rows of the kv route."""
-    rounds: tuple[Round, ...]
+    near: ExchangedPart
+    """Tiles of the worker's own slot."""
+    far: ExchangedPart
+    """Tiles of other slots."""
     local: LocalPart
 
     @property
+    def exchanged(self) -> tuple[ExchangedPart, ExchangedPart]:
+        """The near and the far part."""
+        return self.near, self.far
+
+    @property
     def num_query_rows(self) -> int:
-        """Rows of the compute query buffer."""
-        return self.query.num_rows
+        """Rows of the compute query buffers of the exchanged parts, one chunk."""
+        return sum(part.query.num_rows for part in self.exchanged)
 
     @property
     def num_kv_rows(self) -> int:
-        """Rows of the resident K and V buffers."""
-        return self.kv.num_rows
+        """Rows of the resident K and V buffers of the exchanged parts, one kv piece."""
+        return sum(part.kv.num_rows for part in self.exchanged)
 
 
 def cut_rounds(

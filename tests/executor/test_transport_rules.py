@@ -29,7 +29,7 @@ EXAMPLE = np.array([[3, 2, 0], [1, 0, 4], [0, 5, 6]])
 
 
 def request(worker: int, *, chunks: int = 2, width: int = 4) -> MailboxRequest:
-    return MailboxRequest(RowTraffic(EXAMPLE, worker), chunks, width, torch.float32)
+    return MailboxRequest((RowTraffic(EXAMPLE, worker),) * chunks, width, torch.float32)
 
 
 def test_traffic_of_a_worker() -> None:
@@ -45,7 +45,7 @@ def test_traffic_of_a_worker() -> None:
 def test_parts_of_a_mailbox_cover_it() -> None:
     """Received by chunk, then own by chunk, then one row; sent rows are the first own ones."""
     transport = LoopbackTransport()
-    local = MailboxRequest(RowTraffic(np.array([[3]]), 0), 2, 4, torch.float32)
+    local = MailboxRequest((RowTraffic(np.array([[3]]), 0),) * 2, 4, torch.float32)
     (mailbox,) = transport.open([local], CPU)
     assert mailbox.rows.shape == (7, 4)
     mailbox.rows.copy_(torch.arange(28.0).view(7, 4))
@@ -57,7 +57,7 @@ def test_parts_of_a_mailbox_cover_it() -> None:
 def test_misuse_is_refused() -> None:
     """What would read, overwrite or wait for rows that are not there."""
     transport = LoopbackTransport()
-    local = MailboxRequest(RowTraffic(np.array([[3]]), 0), 2, 4, torch.float32)
+    local = MailboxRequest((RowTraffic(np.array([[3]]), 0),) * 2, 4, torch.float32)
     with pytest.raises(RuntimeError, match="worker 1 of 3, the transport that of worker 0 of 1"):
         transport.open([request(1)], CPU)
     (mailbox,) = transport.open([local], CPU)
@@ -85,31 +85,39 @@ def test_misuse_is_refused() -> None:
 
 def test_where_rows_go_in_the_heap_of_a_peer() -> None:
     """Rows of 16 bytes, two chunks. Worker 0 gets 1 row a chunk, 1 gets 2 + 5, 2 gets 4."""
-    narrow = MailboxRequest(RowTraffic(EXAMPLE.T.copy(), 1), 1, 1, torch.float16)
+    narrow = MailboxRequest((RowTraffic(EXAMPLE.T.copy(), 1),), 1, torch.float16)
     layout = heap_layout([narrow, request(1)], (0, 1, 2))
     # rows: 1 * (2 + 4) + 1 and 1 * (5 + 7) + 1 and 1 * (4 + 11) + 1, of 2 bytes: one piece each
     # then 2 * (1 + 5) + 1 = 13, 2 * (7 + 5) + 1 = 25 and 2 * (4 + 11) + 1 = 31 rows of 16 bytes
     assert layout.offsets == (0, 256)
     assert layout.num_bytes == 256 + 512
-    assert layout.sources == ((0, 2), (0, 2))
-    assert layout.pushes[1] == (
-        Push(peer=2, first_row=1, num_rows=4, offset=256, chunk_bytes=4 * 16),
-        Push(peer=0, first_row=0, num_rows=1, offset=256, chunk_bytes=1 * 16),
+    assert layout.sources == (((0, 2),), ((0, 2), (0, 2)))
+    assert layout.pushes[1] == tuple(
+        (
+            Push(peer=2, first_row=1, num_rows=4, offset=256 + chunk * 4 * 16),
+            Push(peer=0, first_row=0, num_rows=1, offset=256 + chunk * 1 * 16),
+        )
+        for chunk in range(2)
     )
     from_2 = heap_layout([request(2)], (0, 1, 2))
     assert from_2.pushes == (
-        (Push(peer=1, first_row=0, num_rows=5, offset=2 * 16, chunk_bytes=7 * 16),),
+        tuple(
+            (Push(peer=1, first_row=0, num_rows=5, offset=(2 + chunk * 7) * 16),)
+            for chunk in range(2)
+        ),
     )
 
 
 def test_only_the_rows_of_a_node_are_in_its_heap() -> None:
     """Workers 0 and 2 exchange nothing, so as one node they need no heap; 1 and 2 do."""
     still = heap_layout([request(0)], (0, 2))
-    assert (still.offsets, still.uses_heap, still.pushes) == ((None,), False, ((),))
+    assert (still.offsets, still.uses_heap, still.pushes) == ((None,), False, (((), ()),))
     layout = heap_layout([request(1)], (1, 2))
-    assert layout.sources == ((2,),)
+    assert layout.sources == (((2,), (2,)),)
     # received and sent rows of worker 0 stand in the same mailbox, so offsets do not change
-    assert layout.pushes == ((Push(peer=2, first_row=1, num_rows=4, offset=0, chunk_bytes=64),),)
+    first, second = layout.pushes[0]
+    assert first == (Push(peer=2, first_row=1, num_rows=4, offset=0),)
+    assert second == (Push(peer=2, first_row=1, num_rows=4, offset=64),)
 
 
 def test_counters_may_wrap_around() -> None:

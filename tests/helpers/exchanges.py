@@ -56,9 +56,17 @@ def run_layers(
     return wrong
 
 
-def _traffic(case: Case, layer: int, num_workers: int, worker: int) -> RowTraffic:
+def _traffics(case: Case, layer: int, num_workers: int, worker: int) -> tuple[RowTraffic, ...]:
+    """Of the chunks of a layer, the last of which is the first again."""
+    first, *others = (
+        _traffic(case, layer, chunk, num_workers, worker) for chunk in range(case.chunks - 1)
+    )
+    return first, *others, first
+
+
+def _traffic(case: Case, layer: int, chunk: int, num_workers: int, worker: int) -> RowTraffic:
     """Of any layer, known to all; some layers move nothing, some workers neither send nor get."""
-    rng = np.random.default_rng([case.seed, layer])
+    rng = np.random.default_rng([case.seed, layer, chunk])
     most = 1 + case.max_rows * (1 + layer % 5) * (1 + layer // 5)
     matrix = rng.integers(0, most, (num_workers, num_workers))
     matrix *= rng.random((num_workers, num_workers)) < 0.7
@@ -79,13 +87,13 @@ def _run_layer(
     wrong: torch.Tensor,
     delay: Delay,
 ) -> None:
-    queries = _traffic(case, 2 * layer, dispatch.num_workers, dispatch.worker)
-    keys = _traffic(case, 2 * layer + 1, dispatch.num_workers, dispatch.worker)
+    queries = _traffics(case, 2 * layer, dispatch.num_workers, dispatch.worker)
+    keys = _traffic(case, 2 * layer + 1, 0, dispatch.num_workers, dispatch.worker)
     there = [
-        MailboxRequest(queries, case.chunks, case.width, torch.float32),
-        MailboxRequest(keys, 1, 2 * case.width, torch.bfloat16),
+        MailboxRequest(queries, case.width, torch.float32),
+        MailboxRequest((keys,), 2 * case.width, torch.bfloat16),
     ]
-    back = [MailboxRequest(queries.inverse, case.chunks, case.width, torch.float16)]
+    back = [MailboxRequest(tuple(x.inverse for x in queries), case.width, torch.float16)]
     device = wrong.device
     sent, returned = dispatch.open(there, device), return_.open(back, device)
     arriving = []
@@ -114,14 +122,16 @@ def _run_layer(
 
 def _pack(mailbox: Mailbox, layer: int, place: int, chunk: int) -> None:
     own = mailbox.own(chunk, chunk + 1)
-    contents = _contents(0, own.numel(), layer, place, chunk, mailbox.traffic.worker, own.device)
+    contents = _contents(
+        0, own.numel(), layer, place, chunk, mailbox.traffics[chunk].worker, own.device
+    )
     own.copy_(contents.view(own.shape))
     mailbox.rows[-1].zero_()
 
 
 def _wrong(mailbox: Mailbox, layer: int, place: int, chunk: int) -> torch.Tensor:
     """Elements of a received chunk, and of the caller's row, that are not what was sent."""
-    traffic, width, device = mailbox.traffic, mailbox.rows.shape[1], mailbox.rows.device
+    traffic, width, device = mailbox.traffics[chunk], mailbox.rows.shape[1], mailbox.rows.device
     parts = [torch.empty(0, dtype=torch.int64, device=device)]
     for source, count in enumerate(traffic.receive):
         first = int(traffic.moved[source, : traffic.worker].sum())

@@ -111,7 +111,8 @@ def test_paper_equals_the_literal_algorithm(kv_fetch, layout):
 def test_home_keeps_every_tile_and_moves_no_query():
     result = plan([[16], [3, 9]], 2, 16, placer="home", block_size=4)
     assert (result.tiles.worker == result.tiles.home).all()
-    assert (result.query.source == result.query.destination).all()
+    for part in (result.near, result.far):
+        assert (part.query.source == part.query.destination).all()
     check_plan(result)
 
 

@@ -87,8 +87,9 @@ def test_whole_plan_by_hand():
     # to worker 1: two queries, eight keys with values; back: two outputs; rows of 4 x 2 bytes
     assert result.traffic_bytes.tolist() == [[0, (2 + 2 * 8) * 8], [2 * 8, 0]]
     worker = result.worker_plan(1)
-    assert [r.cu_queries.tolist() for r in worker.rounds] == [[0, 2]]
-    assert [r.cu_keys.tolist() for r in worker.rounds] == [[0, 8]]
+    assert worker.near.rounds == ()
+    assert [r.cu_queries.tolist() for r in worker.far.rounds] == [[0, 2]]
+    assert [r.cu_keys.tolist() for r in worker.far.rounds] == [[0, 8]]
     # its own two samples need nobody: one is computed first, the other last
     local = worker.local
     assert local.num_early_rounds == 1
@@ -102,7 +103,7 @@ def test_whole_plan_by_hand():
 def test_a_pool_that_moves_nothing_is_all_local_and_early():
     result = plan([[4, 4], [8]], 1, 8, placer="home", block_size=8)
     for worker in (result.worker_plan(0), result.worker_plan(1)):
-        assert worker.rounds == () and len(worker.local.rounds) == 1
+        assert worker.near.rounds == worker.far.rounds == () and len(worker.local.rounds) == 1
         assert worker.local.num_early_rounds == 1
     assert not result.traffic_bytes.any() and not result.query_rows.any()
 
@@ -111,13 +112,15 @@ def test_work_with_remote_keys_is_exchanged_and_the_rest_local():
     result = plan([[2, 6, 8]], 2, 16, placer="home", block_size=4, layout="contiguous")
     first, second = result.worker_plan(0), result.worker_plan(1)
     # worker 0 holds samples 0 and 1, worker 1 sample 2: nothing is exchanged
-    assert first.rounds == second.rounds == ()
+    assert first.near.rounds == second.near.rounds == ()
     result = plan([[2, 10, 4]], 2, 16, placer="home", block_size=4, layout="contiguous")
     first, second = result.worker_plan(0), result.worker_plan(1)
-    assert first.rounds == () and [r.cu_queries.tolist() for r in first.local.rounds] == [[0, 2, 8]]
+    assert first.near.rounds == () and [r.cu_queries.tolist() for r in first.local.rounds] == [
+        [0, 2, 8]
+    ]
     # tokens 6..9 of the middle sample meet keys of worker 0; the last sample meets none
-    assert [r.cu_queries.tolist() for r in second.rounds] == [[0, 4]]
-    assert [r.cu_keys.tolist() for r in second.rounds] == [[0, 10]]
+    assert [r.cu_queries.tolist() for r in second.near.rounds] == [[0, 4]]
+    assert [r.cu_keys.tolist() for r in second.near.rounds] == [[0, 10]]
     assert [r.cu_queries.tolist() for r in second.local.rounds] == [[0, 4]]
 
 
@@ -141,12 +144,12 @@ def test_distant_blocks_of_one_sample_need_two_rounds_and_a_filler():
         block_size=2,
     )
     worker = result.worker_plan(0)  # zigzag: worker 0 holds 0 1 and 6 7
-    assert [r.cu_queries.tolist() for r in worker.rounds] == [[0, 2]]
-    assert [r.cu_keys.tolist() for r in worker.rounds] == [[0, 8]]
+    assert [r.cu_queries.tolist() for r in worker.near.rounds] == [[0, 2]]
+    assert [r.cu_keys.tolist() for r in worker.near.rounds] == [[0, 8]]
     assert [r.cu_keys.tolist() for r in worker.local.rounds] == [[0, 2]]
     # when whole groups are fetched, tokens 0 and 1 need keys of worker 1 as well
     whole = plan([[8]], 2, 8, shape=result.shape, placer="home", block_size=2, kv_fetch="group")
-    rounds = whole.worker_plan(0).rounds
+    rounds = whole.worker_plan(0).near.rounds
     assert whole.worker_plan(0).local.rounds == ()
     assert [r.cu_queries.tolist() for r in rounds] == [[0, 2], [0, 2, 2]]
     assert [r.cu_keys.tolist() for r in rounds] == [[0, 8], [0, 2, 8]]
@@ -155,8 +158,8 @@ def test_distant_blocks_of_one_sample_need_two_rounds_and_a_filler():
 def test_shards_that_share_a_kv_head_fetch_it_once():
     shape = AttentionShape(query_heads=4, kv_heads=1, head_dim=4)
     result = plan([[8], [1]], 1, 8, shape=shape, placer="paper", block_size=8, head_split=4)
-    moved = result.kv.source != result.kv.destination
-    assert result.kv.count[moved].sum() in (8, 0)
+    kv = result.far.kv
+    assert (kv.source != kv.destination).all() and kv.count.sum() in (8, 0)
     check_plan(result)
 
 
@@ -175,10 +178,12 @@ def test_shards_that_share_a_kv_head_fetch_it_once():
 )
 def test_a_tampered_plan_is_found(table, column, line):
     result = plan([[40], [7, 9]], 2, 40, placer="home_first", block_size=4, kv_fetch="group")
-    columns = getattr(result, table)
+    part = result if table == "tiles" else result.near
+    columns = getattr(part, table)
     values = getattr(columns, column).copy()
     values[1] += 1
-    tampered = replace(result, **{table: replace(columns, **{column: values})})
+    changed = replace(part, **{table: replace(columns, **{column: values})})
+    tampered = changed if table == "tiles" else replace(result, near=changed)
     assert tampered.digest != result.digest
     with pytest.raises((PlanError, IndexError), match=line):
         check_plan(tampered)

@@ -45,7 +45,7 @@ class AllToAllTransport:
                 work.wait()
 
         pending = Started(self._ledger, chunks, finish)
-        works += self._exchange([part for part in chunks if part[0].traffic.moves])
+        works += self._exchange([part for part in chunks if part[0].traffics[part[1]].moves])
         return pending
 
     def close(self, mailboxes: Sequence[Mailbox]) -> None:
@@ -66,8 +66,8 @@ class AllToAllTransport:
         return dist.all_to_all_single(
             mailbox.received(chunk),
             mailbox.sent(chunk),
-            list(mailbox.traffic.receive),
-            list(mailbox.traffic.send),
+            list(mailbox.traffics[chunk].receive),
+            list(mailbox.traffics[chunk].send),
             group=self.group,
             async_op=True,
         )

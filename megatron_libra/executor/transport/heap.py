@@ -31,16 +31,14 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Rows of each chunk of one mailbox that this worker writes into the heap of a peer."""
+    """Rows of one chunk that this worker writes into the heap of a peer."""
 
     peer: int
     first_row: int
     """Of sent(chunk)."""
     num_rows: int
     offset: int
-    """Bytes from the start of the peer's heap to where the rows of chunk 0 go."""
-    chunk_bytes: int
-    """From there to where those of the next chunk go."""
+    """Bytes from the start of the peer's heap to where the rows go."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +50,11 @@ class HeapLayout:
     offsets: tuple[int | None, ...]
     """Bytes before each mailbox in this worker's heap; None for one in which nothing moves inside
     the node: it needs no heap."""
-    pushes: tuple[tuple[Push, ...], ...]
-    """By mailbox, by peer: first the peer after this worker, so that not all begin with the
-    same."""
-    sources: tuple[tuple[int, ...], ...]
-    """By mailbox: the members that write here, ascending."""
+    pushes: tuple[tuple[tuple[Push, ...], ...], ...]
+    """By mailbox, by chunk, by peer: first the peer after this worker, so that not all begin with
+    the same."""
+    sources: tuple[tuple[tuple[int, ...], ...], ...]
+    """By mailbox, by chunk: the members that write here, ascending."""
 
     @cached_property
     def uses_heap(self) -> bool:
@@ -76,24 +74,24 @@ def heap_layout(requests: Sequence[MailboxRequest], members: tuple[int, ...]) ->
     """The layout of a layer.
 
     Args:
-        requests: the mailboxes of the layer; their traffic says who this worker is.
+        requests: the mailboxes of the layer; their traffics say who this worker is.
         members: workers that share memory, this one among them, ascending.
     """
-    filled = np.zeros(len(requests[0].traffic.matrix) if requests else 0, dtype=np.int64)
+    filled = np.zeros(len(requests[0].traffics[0].matrix) if requests else 0, dtype=np.int64)
     offsets: list[int | None] = []
-    pushes: list[tuple[Push, ...]] = []
-    sources: list[tuple[int, ...]] = []
+    pushes: list[tuple[tuple[Push, ...], ...]] = []
+    sources: list[tuple[tuple[int, ...], ...]] = []
     for request in requests:
-        traffic, worker = request.traffic, request.traffic.worker
-        inside = moved_inside(traffic, members)
-        if not inside.any():
+        worker = request.traffics[0].worker
+        inside = [moved_inside(traffic, members) for traffic in request.traffics]
+        if not any(matrix.any() for matrix in inside):
             offsets.append(None)
-            pushes.append(())
-            sources.append(())
+            pushes.append(((),) * len(inside))
+            sources.append(((),) * len(inside))
             continue
         offsets.append(int(filled[worker]))
         pushes.append(_pushes(request, inside, members, filled))
-        sources.append(tuple(np.flatnonzero(inside[:, worker]).tolist()))
+        sources.append(tuple(tuple(np.flatnonzero(m[:, worker]).tolist()) for m in inside))
         filled = filled + _mailbox_bytes(request)
     num_bytes = int(filled[list(members)].max(initial=0)) if requests else 0
     return HeapLayout(num_bytes, tuple(offsets), tuple(pushes), tuple(sources))
@@ -101,30 +99,37 @@ def heap_layout(requests: Sequence[MailboxRequest], members: tuple[int, ...]) ->
 
 def _mailbox_bytes(request: MailboxRequest) -> Int64:
     """(W,) bytes of the mailbox on each worker, aligned."""
-    traffic = request.traffic
-    rows = request.chunks * (traffic.moved.sum(0) + traffic.matrix.sum(1)) + 1
+    rows = sum(traffic.moved.sum(0) + traffic.matrix.sum(1) for traffic in request.traffics) + 1
     return -(-rows * _row_bytes(request) // ALIGNMENT) * ALIGNMENT
 
 
 def _pushes(
-    request: MailboxRequest, inside: Int64, members: tuple[int, ...], starts: Int64
-) -> tuple[Push, ...]:
-    moved, worker, row_bytes = request.traffic.moved, request.traffic.worker, _row_bytes(request)
-    num_received = moved.sum(0)
-    rows_before = moved[:worker].sum(0)  # received is ordered by source ...
-    first_rows = np.cumsum(moved[worker]) - moved[worker]  # ... and sent by destination
+    request: MailboxRequest, inside: list[Int64], members: tuple[int, ...], starts: Int64
+) -> tuple[tuple[Push, ...], ...]:
+    """Of each chunk; starts: (W,) bytes before the mailbox on each worker."""
+    worker, row_bytes = request.traffics[0].worker, _row_bytes(request)
     place = members.index(worker)
-    return tuple(
-        Push(
-            peer=peer,
-            first_row=int(first_rows[peer]),
-            num_rows=int(inside[worker, peer]),
-            offset=int(starts[peer] + rows_before[peer] * row_bytes),
-            chunk_bytes=int(num_received[peer] * row_bytes),
+    peers = members[place + 1 :] + members[:place]
+    chunk_rows = np.zeros_like(starts)  # received rows of the chunks before
+    pushes = []
+    for traffic, moving in zip(request.traffics, inside, strict=True):
+        moved = traffic.moved
+        rows_before = chunk_rows + moved[:worker].sum(0)  # received is ordered by source ...
+        first_rows = np.cumsum(moved[worker]) - moved[worker]  # ... and sent by destination
+        pushes.append(
+            tuple(
+                Push(
+                    peer=peer,
+                    first_row=int(first_rows[peer]),
+                    num_rows=int(moving[worker, peer]),
+                    offset=int(starts[peer] + rows_before[peer] * row_bytes),
+                )
+                for peer in peers
+                if moving[worker, peer]
+            )
         )
-        for peer in members[place + 1 :] + members[:place]
-        if inside[worker, peer]
-    )
+        chunk_rows = chunk_rows + moved.sum(0)
+    return tuple(pushes)
 
 
 def _row_bytes(request: MailboxRequest) -> int:

@@ -1,10 +1,9 @@
 """What a transport offers: mailboxes for a layer's rows, started exchanges, waiting for them.
 
-A layer moves rows along a route direction in chunks: every chunk sends the same rows of other head
-slices, so one RowTraffic describes them all. Rows stand in *travel order*: those for the other
-workers by ascending peer, then the local ones, which never enter an exchange. The paper's dispatch
-and return (4.4) are such exchanges. Example, worker 0 of 2, two chunks, one row arrives, two leave
-and three stay:
+A layer moves rows along a route direction in chunks, each with its RowTraffic. Rows of a chunk
+stand in *travel order*: those for the other workers by ascending peer, then the local ones, which
+never enter an exchange. The paper's dispatch and return (4.4) are such exchanges. Example, worker 0
+of 2, two chunks, of each one row arrives, two leave and three stay:
 
     mailbox.rows   received 0 | received 1 | own 0: leave leave stay stay stay | own 1: ... | zero
 """
@@ -14,13 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["ChunkOf", "Mailbox", "MailboxRequest", "Pending", "RowTraffic", "Transport"]
+__all__ = [
+    "ChunkOf",
+    "Mailbox",
+    "MailboxPlaces",
+    "MailboxRequest",
+    "Pending",
+    "RowTraffic",
+    "Transport",
+]
 
 Int64 = NDArray[np.int64]
 
@@ -83,14 +91,45 @@ class RowTraffic:
 
 
 @dataclass(frozen=True, slots=True)
-class MailboxRequest:
-    """A mailbox that a layer needs; equal on all workers but for traffic.worker."""
+class MailboxPlaces:
+    """Where the chunks of a mailbox begin."""
 
-    traffic: RowTraffic
-    chunks: int
+    received: tuple[int, ...]
+    """(chunks + 1,) first received row of each chunk, and behind the last."""
+    own: tuple[int, ...]
+    """(chunks + 1,) first packed row of each chunk, and behind the last."""
+
+    @classmethod
+    def of(cls, traffics: Sequence[RowTraffic]) -> MailboxPlaces:
+        """Received rows of all chunks, then packed rows of all chunks."""
+        rows = [traffic.num_received for traffic in traffics]
+        rows += [traffic.num_own for traffic in traffics]
+        starts = (0, *accumulate(rows))
+        return cls(starts[: len(traffics) + 1], starts[len(traffics) :])
+
+
+@dataclass(frozen=True)
+class MailboxRequest:
+    """A mailbox that a layer needs; equal on all workers but for who they are."""
+
+    traffics: tuple[RowTraffic, ...]
+    """By chunk; at least one."""
     width: int
     """Elements of a row."""
     dtype: torch.dtype
+
+    def mailbox(self, rows: torch.Tensor) -> Mailbox:
+        """The mailbox in memory that a transport gives: (num_rows, width)."""
+        return Mailbox(rows, self.traffics, self._places)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows on this worker, with the last one, which is the caller's."""
+        return self._places.own[-1] + 1
+
+    @cached_property
+    def _places(self) -> MailboxPlaces:
+        return MailboxPlaces.of(self.traffics)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,25 +137,29 @@ class Mailbox:
     """Rows of all chunks of one route direction on this worker, see the module docstring."""
 
     rows: torch.Tensor
-    """(chunks * (num_received + num_own) + 1, width), contiguous; the last row is the caller's."""
-    traffic: RowTraffic
-    chunks: int
+    """(rows of `places` + 1, width), contiguous; the last row is the caller's."""
+    traffics: tuple[RowTraffic, ...]
+    """By chunk."""
+    places: MailboxPlaces
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that are exchanged, each on its own."""
+        return len(self.traffics)
 
     def received(self, chunk: int) -> torch.Tensor:
         """(num_received, width), written between start and wait; by ascending source."""
-        count = self.traffic.num_received
-        return self.rows[chunk * count : (chunk + 1) * count]
+        return self.rows[self.places.received[chunk] : self.places.received[chunk + 1]]
 
     def own(self, first: int, last: int) -> torch.Tensor:
-        """((last - first) * num_own, width): where the caller packs chunks [first, last)."""
-        start, count = self.chunks * self.traffic.num_received, self.traffic.num_own
-        return self.rows[start + first * count : start + last * count]
+        """(sum of num_own, width): where the caller packs chunks [first, last)."""
+        return self.rows[self.places.own[first] : self.places.own[last]]
 
     def sent(self, chunk: int) -> torch.Tensor:
         """(num_sent, width), by ascending destination; not to be changed until the exchange is
         waited for and the mailbox closed."""
-        start = self.chunks * self.traffic.num_received + chunk * self.traffic.num_own
-        return self.rows[start : start + self.traffic.num_sent]
+        start = self.places.own[chunk]
+        return self.rows[start : start + self.traffics[chunk].num_sent]
 
 
 ChunkOf = tuple[Mailbox, int]

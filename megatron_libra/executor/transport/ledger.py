@@ -12,7 +12,7 @@ import torch
 
 from megatron_libra.executor.transport.interface import ChunkOf, Mailbox, MailboxRequest
 
-__all__ = ["Ledger", "Started", "num_rows", "plain_mailboxes", "plain_rows"]
+__all__ = ["Ledger", "Started", "plain_mailboxes", "plain_rows"]
 
 
 class Ledger:
@@ -31,10 +31,11 @@ class Ledger:
                 "before the next one is opened."
             )
         for request in requests:
-            workers = len(request.traffic.matrix)
-            if (request.traffic.worker, workers) != (self.worker, self.num_workers):
+            traffic = request.traffics[0]
+            workers = len(traffic.matrix)
+            if (traffic.worker, workers) != (self.worker, self.num_workers):
                 raise RuntimeError(
-                    f"{self.name}: the traffic is that of worker {request.traffic.worker} of "
+                    f"{self.name}: the traffic is that of worker {traffic.worker} of "
                     f"{workers}, the transport that of worker {self.worker} of {self.num_workers}."
                 )
 
@@ -104,18 +105,9 @@ class Started:
 
 def plain_rows(request: MailboxRequest, device: torch.device) -> torch.Tensor:
     """Rows of a mailbox in ordinary memory of the device."""
-    return torch.empty(num_rows(request), request.width, dtype=request.dtype, device=device)
+    return torch.empty(request.num_rows, request.width, dtype=request.dtype, device=device)
 
 
 def plain_mailboxes(requests: Sequence[MailboxRequest], device: torch.device) -> list[Mailbox]:
     """Mailboxes in ordinary memory of the device."""
-    return [
-        Mailbox(plain_rows(request, device), request.traffic, request.chunks)
-        for request in requests
-    ]
-
-
-def num_rows(request: MailboxRequest) -> int:
-    """Rows of a mailbox on this worker, with the last one, which is the caller's."""
-    traffic = request.traffic
-    return request.chunks * (traffic.num_received + traffic.num_own) + 1
+    return [request.mailbox(plain_rows(request, device)) for request in requests]

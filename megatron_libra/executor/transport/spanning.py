@@ -64,7 +64,9 @@ class SpanningTransport:
                 part.wait()
 
         pending = Started(self._ledger, chunks, finish)
-        started += self._start_between([part for part in chunks if self._crosses(part[0].traffic)])
+        started += self._start_between(
+            [part for part in chunks if self._crosses(part[0].traffics[part[1]])]
+        )
         started.append(self.inside.start(chunks))
         return pending
 
@@ -107,8 +109,8 @@ class SpanningTransport:
 
     def _parts(self, mailbox: Mailbox, chunk: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Received and sent rows by worker; nothing for those of this node."""
-        received = mailbox.received(chunk).split(mailbox.traffic.receive)
-        sent = mailbox.sent(chunk).split(mailbox.traffic.send)
+        received = mailbox.received(chunk).split(mailbox.traffics[chunk].receive)
+        sent = mailbox.sent(chunk).split(mailbox.traffics[chunk].send)
         here, nothing = self._between[self.worker], mailbox.rows[:0]
 
         def others(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -34,7 +34,7 @@ import torch
 
 from megatron_libra.executor.transport.heap import HeapLayout, heap_layout
 from megatron_libra.executor.transport.interface import ChunkOf, Mailbox, MailboxRequest, Pending
-from megatron_libra.executor.transport.ledger import Ledger, Started, num_rows, plain_rows
+from megatron_libra.executor.transport.ledger import Ledger, Started, plain_rows
 from megatron_libra.executor.transport.peers import ARRIVAL, CREDIT, Copy, Peers
 
 __all__ = ["SymmetricTransport"]
@@ -100,11 +100,7 @@ class SymmetricTransport:
             self._num_layers += 1
         self._open, self._credited = views, set()
         mailboxes = [
-            Mailbox(
-                plain_rows(request, device) if rows is None else rows,
-                request.traffic,
-                request.chunks,
-            )
+            request.mailbox(plain_rows(request, device) if rows is None else rows)
             for request, rows in zip(requests, views.rows, strict=True)
         ]
         self._places = {mailbox: place for place, mailbox in enumerate(mailboxes)}
@@ -163,11 +159,10 @@ class SymmetricTransport:
         sources: set[int] = set()
         for mailbox, chunk in chunks:
             place, sent = self._places[mailbox], mailbox.sent(chunk)
-            sources.update(layout.sources[place])
-            for push in layout.pushes[place]:
+            sources.update(layout.sources[place][chunk])
+            for push in layout.pushes[place][chunk]:
                 source = sent[push.first_row : push.first_row + push.num_rows]
-                start = push.offset + chunk * push.chunk_bytes
-                heap = self.peers.heap(push.peer)[start : start + source.nbytes]
+                heap = self.peers.heap(push.peer)[push.offset : push.offset + source.nbytes]
                 destination = heap.view(source.dtype).view(source.shape)
                 copies.setdefault(push.peer, []).append((destination, source))
         turn = {peer: (peer - self.worker) % self.num_workers for peer in copies}
@@ -206,7 +201,7 @@ class SymmetricTransport:
             if offset is None:
                 rows.append(None)
                 continue
-            count, size = num_rows(request), request.width * request.dtype.itemsize
+            count, size = request.num_rows, request.width * request.dtype.itemsize
             part = self.peers.heap(self.worker)[offset : offset + count * size]
             rows.append(part.view(request.dtype).view(count, request.width))
         return _Views(layout, tuple(rows))
