@@ -80,7 +80,7 @@ def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: i
 
 class _LibraAttention(torch.autograd.Function):
     """Saved tensors, flat: q, k, v, out of the layer (refetch) or of the local part and of each
-    chunk, K/V once a piece (save); then the log-sum-exps of the local part and of each chunk."""
+    step, K/V once a piece (save); then the log-sum-exps of the local part and of each step."""
 
     @staticmethod
     def forward(
@@ -96,10 +96,10 @@ class _LibraAttention(torch.autograd.Function):
             local, query, kv = result.local, bound.local.query.is_view, bound.local.kv.is_view
             kept = [q if query else local.q, k if kv else local.k, v if kv else local.v]
             kept.append(result.out if query else local.out)
-            for number, chunk in enumerate(result.chunks):
-                kept += [chunk.q, chunk.out]
-                kept += [chunk.k, chunk.v] if bound.brings_kv(number) else []
-        lses = [lse for part in (result.local, *result.chunks) for lse in part.lse]
+            for step, computed in zip(bound.steps, result.steps, strict=True):
+                kept += [computed.q, computed.out]
+                kept += [computed.k, computed.v] if step.brings_kv else []
+        lses = [lse for computed in (result.local, *result.steps) for lse in computed.lse]
         ctx.save_for_backward(*kept, *lses)
         return result.out
 
@@ -123,23 +123,25 @@ def _home_tensors(saved: Tensors, bound: BoundPlan) -> HomeTensors:
 
 def _saved_tensors(saved: Tensors, bound: BoundPlan) -> SavedTensors:
     q, k, v, out = islice(saved, 4)
-    chunks: list[tuple[torch.Tensor, ...]] = []
-    for number in range(bound.heads.chunks if bound.exchanges else 0):
-        chunk_q, chunk_out = islice(saved, 2)
-        keys = tuple(islice(saved, 2)) if bound.brings_kv(number) else chunks[-1][1:3]
-        chunks.append((chunk_q, *keys, chunk_out))
+    steps: list[tuple[torch.Tensor, ...]] = []
+    keys: dict[int, tuple[torch.Tensor, ...]] = {}
+    for step in bound.steps:
+        step_q, step_out = islice(saved, 2)
+        if step.brings_kv:
+            keys[step.part] = tuple(islice(saved, 2))
+        steps.append((step_q, *keys[step.part], step_out))
     if bound.local.query.is_view:
         q, out = bound.local.query.take(q), bound.local.query.take(out)
     if bound.local.kv.is_view:
         k, v = bound.local.kv.take(k), bound.local.kv.take(v)
     local = Computed(q, k, v, out, tuple(islice(saved, bound.local.num_calls)))
     lses = _lses(saved, bound)
-    return SavedTensors(local, [Computed(*c, lse) for c, lse in zip(chunks, lses, strict=False)])
+    return SavedTensors(local, [Computed(*s, lse) for s, lse in zip(steps, lses, strict=True)])
 
 
 def _lses(saved: Tensors, bound: BoundPlan) -> list[tuple[torch.Tensor, ...]]:
-    """By chunk and round."""
-    return [tuple(islice(saved, len(bound.rounds))) for _ in range(bound.heads.chunks)]
+    """By step and round."""
+    return [tuple(islice(saved, len(bound.rounds[step.part]))) for step in bound.steps]
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: BoundPlan) -> None:

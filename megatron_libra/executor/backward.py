@@ -18,7 +18,7 @@ from megatron_libra.executor.bind import BoundPlan
 from megatron_libra.executor.computed import Computed, KVGradient, wide_dtype
 from megatron_libra.executor.forward import joined, kv_rows, query_rows
 from megatron_libra.executor.local_part import LocalBackward
-from megatron_libra.executor.pipeliner import run_chunks
+from megatron_libra.executor.pipeliner import run_steps
 from megatron_libra.executor.transfers import Dispatch, Return, sum_at_home
 
 __all__ = ["HomeTensors", "SavedTensors", "run_backward"]
@@ -31,7 +31,7 @@ class SavedTensors:
     """What `save` keeps: everything that the worker computed with, and its results."""
 
     local: Computed
-    chunks: list[Computed]
+    steps: list[Computed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class HomeTensors:
     local_lse: tuple[torch.Tensor, ...]
     """By round."""
     lse: tuple[tuple[torch.Tensor, ...], ...]
-    """By chunk and round."""
+    """By step and round."""
 
 
 def run_backward(
@@ -68,7 +68,7 @@ def run_backward(
         layer = _Refetched(dout, kept, bound, scale)
     else:
         layer = _Saved(dout, kept, bound, scale)
-    run_chunks(bound.heads.chunks if bound.exchanges else 0, layer)
+    run_steps(len(bound.steps), layer)
     return layer.result()
 
 
@@ -78,14 +78,16 @@ class _Backward(ABC):
     def __init__(self, dout: torch.Tensor, bound: BoundPlan, scale: float) -> None:
         self.dout, self.bound, self.scale = dout, bound, scale
         self.local = LocalBackward(dout, self.local_computed(), bound, scale)
+        self.dkv: dict[int, KVGradient] = {}
+        """By part."""
 
     @abstractmethod
     def dispatch(self) -> None:
-        """Start what backward needs of all chunks on its way."""
+        """Start what backward needs of all steps on its way."""
 
     @abstractmethod
-    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
-        """dO of a chunk, and what forward computed with and made of it."""
+    def arrived(self, step: int) -> tuple[torch.Tensor, Computed]:
+        """dO of a step, and what forward computed with and made of it."""
 
     @abstractmethod
     def local_computed(self) -> Computed:
@@ -104,34 +106,34 @@ class _Backward(ABC):
     def compute_local(self, *, early: bool) -> None:
         self.local.run(early=early)
 
-    def compute(self, chunk: int) -> None:
-        dout, c = self.arrived(chunk)
-        is_new = self.bound.brings_kv(chunk)
+    def compute(self, step: int) -> None:
+        dout, c = self.arrived(step)
+        part, is_new = self.bound.steps[step].part, self.bound.steps[step].brings_kv
         if is_new:
-            self.dkv = KVGradient(c.k)
-        dqs = []
-        for r, lse in zip(self.bound.rounds, c.lse, strict=True):
+            self.dkv[part] = KVGradient(c.k)
+        rounds, dqs = self.bound.rounds[part], []
+        for r, lse in zip(rounds, c.lse, strict=True):
             rows, keys = r.queries, r.keys
             dq, dk, dv = self.bound.runtime.kernel.backward(
                 dout[rows], c.q[rows], c.k[keys], c.v[keys], c.out[rows], lse, r, self.scale
             )
             dqs.append(dq)
             # the first round of a piece covers all of its keys
-            self.dkv.add(r, dk, dv, is_first=is_new and r is self.bound.rounds[0])
-        self.returning.send(chunk, joined(dqs, dout).flatten(1), self._finished_dkv(chunk))
+            self.dkv[part].add(r, dk, dv, is_first=is_new and r is rounds[0])
+        self.returning.send(step, joined(dqs, dout).flatten(1), self._finished_dkv(step))
 
-    def _finished_dkv(self, chunk: int) -> torch.Tensor | None:
-        """Rows of dK and dV if no later chunk adds to them."""
-        if not self.bound.finishes_kv(chunk):
+    def _finished_dkv(self, step: int) -> torch.Tensor | None:
+        """Rows of dK and dV if no later step adds to them."""
+        if not self.bound.steps[step].finishes_kv:
             return None
-        dk, dv = self.dkv.take()
+        dk, dv = self.dkv.pop(self.bound.steps[step].part).take()
         return torch.cat([dk.flatten(1), dv.flatten(1)], dim=1).to(self.dout.dtype)
 
     def result(self) -> Gradients:
         """Bring everything home."""
         bound, shape, tokens = self.bound, self.bound.plan.shape, self.dout.shape[0]
         size, local_dkv = (tokens, shape.kv_heads, shape.head_dim), self.local.take_dkv()
-        if not bound.exchanges:
+        if not bound.steps:
             dk, dv = (
                 bound.local.kv.bring_home((None, x.to(self.dout.dtype)), x.new_empty(size), None)
                 for x in local_dkv
@@ -169,9 +171,9 @@ class _Saved(_Backward):
         self.arriving = Dispatch(self.bound, query_rows(self.dout, self.bound))
         self.open_return()
 
-    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
-        kept = self.kept.chunks[chunk]
-        return self.arriving.arrived(chunk)[0].view(kept.q.shape), kept
+    def arrived(self, step: int) -> tuple[torch.Tensor, Computed]:
+        kept = self.kept.steps[step]
+        return self.arriving.arrived(step)[0].view(kept.q.shape), kept
 
     def local_computed(self) -> Computed:
         return self.kept.local
@@ -184,6 +186,8 @@ class _Refetched(_Backward):
         self, dout: torch.Tensor, kept: HomeTensors, bound: BoundPlan, scale: float
     ) -> None:
         self.kept, self.local_rows = kept, bound.local
+        self.resident: dict[int, tuple[torch.Tensor, ...]] = {}
+        """K and V by part."""
         super().__init__(dout, bound, scale)
 
     def dispatch(self) -> None:
@@ -192,13 +196,14 @@ class _Refetched(_Backward):
         self.arriving = Dispatch(bound, torch.cat(rows, dim=1), kv_rows(kept.k, kept.v, bound))
         self.open_return()
 
-    def arrived(self, chunk: int) -> tuple[torch.Tensor, Computed]:
+    def arrived(self, step: int) -> tuple[torch.Tensor, Computed]:
         heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
-        rows, kv = self.arriving.arrived(chunk)
+        part = self.bound.steps[step].part
+        rows, kv = self.arriving.arrived(step)
         q, out, dout = rows.view(-1, 3, heads.query_heads_per_chunk, head_dim).unbind(1)
         if kv is not None:
-            self.resident = kv.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
-        return dout, Computed(q, *self.resident, out, self.kept.lse[chunk])
+            self.resident[part] = kv.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
+        return dout, Computed(q, *self.resident[part], out, self.kept.lse[step])
 
     def local_computed(self) -> Computed:
         kept, query, kv = self.kept, self.local_rows.query, self.local_rows.kv

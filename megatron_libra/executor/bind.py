@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from megatron_libra.config import divisors
-from megatron_libra.executor.bound_route import BoundRoute, HomeSum, bind_route, bind_sum
+from megatron_libra.executor.bound_route import (
+    BoundRoute,
+    HomeSum,
+    PartRows,
+    bind_route,
+    bind_sum,
+)
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.route_index import (
@@ -28,9 +35,10 @@ from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import RowTraffic
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.heads import HeadPartition, fits
+from megatron_libra.plan.parts import FAR, NEAR, pipeline_order
 from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
 
-__all__ = ["BoundLocal", "BoundPlan", "bind"]
+__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "bind"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
@@ -58,6 +66,20 @@ class BoundLocal:
         return len(self.rounds) * self.heads.chunks
 
 
+@dataclass(frozen=True, slots=True)
+class BoundStep:
+    """One chunk of the near or the far part; its place among the steps is its query segment."""
+
+    part: int
+    chunk: int
+    kv_segment: int
+    """Of the kv route: the piece that the chunk computes with."""
+    brings_kv: bool
+    """K and V did not travel with an earlier chunk of the part."""
+    finishes_kv: bool
+    """No later chunk of the part computes with the same K and V."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundPlan:
     """One worker's plan on its device. Used by forward, backward and activation recompute of every
@@ -65,32 +87,21 @@ class BoundPlan:
 
     plan: WorkerPlan
     runtime: PoolRuntime
+    steps: tuple[BoundStep, ...]
+    """What is exchanged, in time order, alike on all workers; empty if nothing is."""
     query: BoundRoute
     kv: BoundRoute
     query_rows_at_home: torch.Tensor
     """(T * H * M,) where each output row stands in the mailbox of the return."""
     kv_sum: HomeSum
-    rounds: tuple[BoundRound, ...]
-    """Of the exchanged part, for each chunk."""
+    rounds: tuple[tuple[BoundRound, ...], ...]
+    """By exchanged part, for each chunk."""
     local: BoundLocal
 
     @property
     def heads(self) -> HeadPartition:
         """How the heads are cut into shards, chunks and pieces."""
         return self.plan.heads
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether any worker of the pool exchanges anything; the same on every worker."""
-        return self.query.traffic.moves or self.kv.traffic.moves
-
-    def brings_kv(self, chunk: int) -> bool:
-        """True if K and V of this chunk did not travel with an earlier one."""
-        return chunk == 0 or self.heads.kv_piece_of(chunk - 1) != self.heads.kv_piece_of(chunk)
-
-    def finishes_kv(self, chunk: int) -> bool:
-        """True if no later chunk computes with the same K and V."""
-        return chunk + 1 == self.heads.chunks or self.brings_kv(chunk + 1)
 
 
 def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
@@ -102,41 +113,77 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         ValueError: an attention call would be too large for the kernel, or row numbers for int32.
     """
     _check(plan, runtime)
-    heads, tokens = plan.heads, plan.num_local_tokens
-    query, kv = _index(plan, plan.query, heads.head_split), _index(plan, plan.kv, heads.kv_shards)
+    heads, tokens, parts = plan.heads, plan.num_local_tokens, plan.exchanged
+    query = [_index(plan, part.query, heads.head_split) for part in parts]
+    kv = [_index(plan, part.kv, heads.kv_shards) for part in parts]
     local_query, local_kv = (
         _index(plan, route, 1).sent_rows for route in (plan.local.query, plan.local.kv)
     )
-    position = positions_at_home(query.sent_rows, tokens * heads.head_split)
-    passes, rank = contributions_at_home(kv.sent_rows, kv.send_count, tokens * heads.kv_shards)
+    sent = [np.concatenate([index.sent_rows for index in indexes]) for indexes in (query, kv)]
+    position = positions_at_home(sent[0], tokens * heads.head_split)
+    blocks = [size for index in kv for size in index.block_sizes]
+    passes, rank = contributions_at_home(sent[1], blocks, tokens * heads.kv_shards)
     if len(passes) < 2:  # nothing to sum: find the only returned row itself
-        passes, rank = [], positions_at_home(kv.sent_rows, len(rank))
-    rounds = (*plan.rounds, *plan.local.rounds)
+        passes, rank = [], positions_at_home(sent[1], len(rank))
+    rounds = [*(r for part in parts for r in part.rounds), *plan.local.rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
-    query_t, kv_t, (position_t, rank_t), local_t, passes_t, entries_t = _upload(
-        [_arrays(query), _arrays(kv), [position, rank], [local_query, local_kv], passes, entries],
+    *routes, (position_t, rank_t), local_t, passes_t, entries_t = _upload(
+        [
+            *(_arrays(index) for index in (*query, *kv)),
+            [position, rank], [local_query, local_kv], passes, entries,
+        ],
         runtime.device,
+    )  # fmt: skip
+    steps = _steps(plan)
+    bound_query = bind_route(
+        [_part_rows(plan, p.query_rows, rows) for p, rows in zip(parts, routes[:2], strict=True)],
+        [(step.part, step.chunk) for step in steps],
+        heads.chunks,
     )
-    bound_rounds = _bound_rounds(rounds, entries_t, runtime)
-    query_traffic = RowTraffic(plan.query_rows, plan.worker)
-    bound_query = bind_route(query_t, query_traffic, heads.chunks)
-    bound_kv = bind_route(kv_t, RowTraffic(plan.kv_rows, plan.worker), heads.kv_pieces)
+    bound_kv = bind_route(
+        [_part_rows(plan, p.kv_rows, rows) for p, rows in zip(parts, routes[2:], strict=True)],
+        [(step.part, heads.kv_piece_of(step.chunk)) for step in steps if step.brings_kv],
+        heads.kv_pieces,
+    )
+    bound_rounds = iter(_bound_rounds(rounds, entries_t, runtime))
     return BoundPlan(
         plan=plan,
         runtime=runtime,
+        steps=steps,
         query=bound_query,
         kv=bound_kv,
         query_rows_at_home=bound_query.rows_at_home(position_t).flatten(),
         kv_sum=bind_sum(passes_t, rank_t, bound_kv),
-        rounds=bound_rounds[: len(plan.rounds)],
+        rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in parts),
         local=BoundLocal(
             query=LocalRows.of(local_query, local_t[0]),
             kv=LocalRows.of(local_kv, local_t[1]),
-            rounds=bound_rounds[len(plan.rounds) :],
+            rounds=tuple(bound_rounds),
             num_early_rounds=plan.local.num_early_rounds,
             heads=_local_heads(plan, runtime.kernel),
         ),
     )
+
+
+def _steps(plan: WorkerPlan) -> tuple[BoundStep, ...]:
+    """The chunks of the parts in which any worker of the pool computes something."""
+    heads, steps, segments = plan.heads, [], -1
+    at = dict.fromkeys((NEAR, FAR), 0)
+    for part, chunk in pipeline_order(heads.chunks):
+        if not plan.exchanged[part].query_rows.any():
+            continue
+        piece = heads.kv_piece_of(chunk)
+        brings = chunk == 0 or heads.kv_piece_of(chunk - 1) != piece
+        if brings:
+            segments += 1
+            at[part] = segments
+        last = chunk + 1 == heads.chunks or heads.kv_piece_of(chunk + 1) != piece
+        steps.append(BoundStep(part, chunk, at[part], brings, last))
+    return tuple(steps)
+
+
+def _part_rows(plan: WorkerPlan, matrix: NDArray[np.int64], rows: list[torch.Tensor]) -> PartRows:
+    return PartRows(RowTraffic(matrix, plan.worker), *rows)
 
 
 def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
@@ -191,12 +238,15 @@ def _check(plan: WorkerPlan, runtime: PoolRuntime) -> None:
             f"{here[1]}; call pool_plan.worker_plan({here[0]}) of a pool with {here[1]} workers."
         )
     heads = plan.heads
-    _check_calls(
-        runtime.kernel, plan.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk, plan
-    )
+    for part in plan.exchanged:
+        _check_calls(
+            runtime.kernel, part.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk, plan
+        )
+    query_rows = sum(part.query_rows for part in plan.exchanged)
+    kv_rows = sum(part.kv_rows for part in plan.exchanged)
     most = max(
-        _most_rows(plan, plan.query_rows, heads.head_split, heads.chunks),
-        2 * _most_rows(plan, plan.kv_rows, heads.kv_shards, heads.kv_pieces),
+        _most_rows(plan, query_rows, heads.head_split, heads.chunks),
+        2 * _most_rows(plan, kv_rows, heads.kv_shards, heads.kv_pieces),
     )
     if most > INT32_MAX:
         raise ValueError(

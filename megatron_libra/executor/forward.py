@@ -14,7 +14,7 @@ import torch
 from megatron_libra.executor.bind import BoundPlan
 from megatron_libra.executor.computed import Computed
 from megatron_libra.executor.local_part import LocalForward
-from megatron_libra.executor.pipeliner import run_chunks
+from megatron_libra.executor.pipeliner import run_steps
 from megatron_libra.executor.transfers import Dispatch, Return
 
 __all__ = ["ForwardResult", "joined", "kv_rows", "query_rows", "run_forward"]
@@ -27,8 +27,8 @@ class ForwardResult:
     out: torch.Tensor
     """(T, N, D) at home."""
     local: Computed
-    chunks: list[Computed] = field(default_factory=list)
-    """By chunk; empty unless asked for, or if nothing is exchanged."""
+    steps: list[Computed] = field(default_factory=list)
+    """By step; empty unless asked for, or if nothing is exchanged."""
 
 
 def query_rows(x_TND: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
@@ -57,7 +57,7 @@ def run_forward(
         keep: return what was received and computed, for backward.
     """
     layer = _Forward(q, k, v, bound, scale, keep)
-    run_chunks(bound.heads.chunks if bound.exchanges else 0, layer)
+    run_steps(len(bound.steps), layer)
     return layer.result()
 
 
@@ -75,7 +75,9 @@ class _Forward:
     ) -> None:
         self.home, self.bound, self.scale, self.keep = (q, k, v), bound, scale, keep
         self.local = LocalForward(q, k, v, bound, scale)
-        self.chunks: list[Computed] = []
+        self.steps: list[Computed] = []
+        self.resident: dict[int, tuple[torch.Tensor, ...]] = {}
+        """K and V by part."""
 
     def dispatch(self) -> None:
         q, k, v = self.home
@@ -86,31 +88,33 @@ class _Forward:
     def compute_local(self, *, early: bool) -> None:
         self.local.run(early=early)
 
-    def compute(self, chunk: int) -> None:
+    def compute(self, step: int) -> None:
         heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
-        q_rows, kv_rows = self.arriving.arrived(chunk)
+        part = self.bound.steps[step].part
+        q_rows, kv_rows = self.arriving.arrived(step)
         q = q_rows.view(-1, heads.query_heads_per_chunk, head_dim)
         if kv_rows is not None:
-            self.resident = kv_rows.view(-1, 2, heads.kv_heads_per_chunk, head_dim).unbind(1)
-        k, v = self.resident
+            kv = kv_rows.view(-1, 2, heads.kv_heads_per_chunk, head_dim)
+            self.resident[part] = kv.unbind(1)
+        k, v = self.resident[part]
         kernel, outs, lses = self.bound.runtime.kernel, [], []
-        for r in self.bound.rounds:
+        for r in self.bound.rounds[part]:
             out, lse = kernel.forward(q[r.queries], k[r.keys], v[r.keys], r, self.scale)
             outs.append(out)
             lses.append(lse)
         out = joined(outs, q)
-        self.returning.send(chunk, out.flatten(1))
+        self.returning.send(step, out.flatten(1))
         if self.keep:
-            self.chunks.append(Computed(q, k, v, out, tuple(lses)))
+            self.steps.append(Computed(q, k, v, out, tuple(lses)))
 
     def result(self) -> ForwardResult:
         """Bring everything home."""
-        if not self.bound.exchanges:
+        if not self.bound.steps:
             return ForwardResult(self.local.bring_home(None), self.local.computed)
         (mailbox_rows,) = self.returning.wait()
         out = self.local.bring_home((mailbox_rows, self.bound.query_rows_at_home))
         self.returning.close()
-        return ForwardResult(out, self.local.computed, self.chunks)
+        return ForwardResult(out, self.local.computed, self.steps)
 
 
 def joined(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ computing its own tokens 2, 3 and token 5 of the peer:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,8 @@ class RouteIndex:
     """Compute rows in travel order: from the other workers, then local."""
     arrange: Int32
     """Travel position of every compute row; the inverse of depart."""
-    send_count: tuple[int, ...]
-    """Rows sent to each worker, 0 for the own."""
+    block_sizes: tuple[int, ...]
+    """Rows of sent_rows for each worker by ascending number, 0 for the own, then the local ones."""
 
 
 def index_route(
@@ -59,7 +60,10 @@ def index_route(
         sent_rows=np.concatenate([sent[~stays], sent[stays][by_row]]),
         depart=depart,
         arrange=arrange,
-        send_count=_per_worker(route.send_peer, route.send_count * ~local_sent, num_workers),
+        block_sizes=(
+            *_per_worker(route.send_peer, route.send_count * ~local_sent, num_workers),
+            int(route.send_count[local_sent].sum()),
+        ),
     )
 
 
@@ -71,12 +75,16 @@ def positions_at_home(sent_rows: Int32, num_home_rows: int) -> Int32:
 
 
 def contributions_at_home(
-    sent_rows: Int32, send_count: tuple[int, ...], num_home_rows: int
+    sent_rows: Int32, block_sizes: Sequence[int], num_home_rows: int
 ) -> tuple[list[Int32], Int32]:
     """How to sum several returned rows of one home row in a fixed order, by gathers alone.
 
     Home rows are ranked by falling number of contributions, so that the j-th contributions belong
-    to a prefix of the ranks. No worker is sent a row twice.
+    to a prefix of the ranks.
+
+    Args:
+        sent_rows: home rows that were sent, in travel order.
+        block_sizes: sent_rows is made of blocks of these sizes; none holds a row twice.
 
     Returns:
         passes: passes[j][i] is the travel position of the j-th contribution to the row of rank i.
@@ -89,7 +97,7 @@ def contributions_at_home(
     sizes = [int((count > j).sum()) for j in range(int(count.max(initial=0)))]
     pass_start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     flat, seen = np.empty(len(sent_rows), np.int32), np.zeros(num_home_rows, np.int16)
-    stops = np.cumsum([*send_count, len(sent_rows) - sum(send_count)]).tolist()
+    stops = np.cumsum(block_sizes).tolist()
     for start, stop in zip([0, *stops], stops, strict=False):
         rows = sent_rows[start:stop]
         flat[pass_start[seen[rows]] + rank[rows]] = np.arange(start, stop, dtype=np.int32)

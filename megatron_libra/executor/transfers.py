@@ -23,12 +23,12 @@ __all__ = ["Dispatch", "Return", "sum_at_home"]
 
 
 class Dispatch:
-    """Rows of all chunks on their way to the workers that compute them."""
+    """Rows of all steps on their way to the workers that compute them."""
 
     def __init__(
         self, bound: BoundPlan, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
     ) -> None:
-        """Start every chunk, in order. Collective: every worker of the pool.
+        """Start every step, in order. Collective: every worker of the pool.
 
         Args:
             query_rows: (T * H * M, width), contiguous, all chunks.
@@ -43,35 +43,36 @@ class Dispatch:
         ]
         self._mailboxes = self._transport.open(requests, query_rows.device)
         self._pending: list[Pending] = []
-        # the first chunk leaves before the others are packed
-        for first, last in ((0, 1), (1, bound.heads.chunks)):
+        # the first step leaves before the others are packed
+        for first, last in ((0, 1), (1, len(bound.steps))):
             for mailbox, rows, route in zip(self._mailboxes, homes, routes, strict=True):
-                _pack(rows, route, mailbox, first, min(last, route.chunks))
-            self._pending += [self._transport.start(self._parts(m)) for m in range(first, last)]
+                stop = len(route.segments) if first else 1
+                _pack(rows, route, mailbox, first, stop)
+            self._pending += [self._transport.start(self._parts(s)) for s in range(first, last)]
 
-    def arrived(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Wait for a chunk (CUDA: only the stream waits); its query rows and, if no earlier chunk
-        brought them, its K/V rows, in compute order. Called once for each chunk, in order."""
-        self._pending[chunk].wait()
+    def arrived(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Wait for a step (CUDA: only the stream waits); its query rows and, if no earlier step
+        brought them, its K/V rows, in compute order. Called once for each step, in order."""
+        self._pending[step].wait()
         rows = [
-            mailbox.rows.index_select(0, route.arrange[number])
-            for (mailbox, number), route in zip(
-                self._parts(chunk), (self._bound.query, self._bound.kv), strict=False
+            mailbox.rows.index_select(0, route.arrange[segment])
+            for (mailbox, segment), route in zip(
+                self._parts(step), (self._bound.query, self._bound.kv), strict=False
             )
         ]
-        if chunk + 1 == self._bound.heads.chunks:
+        if step + 1 == len(self._bound.steps):
             self._transport.close(self._mailboxes)
         return rows[0], rows[1] if len(rows) > 1 else None
 
-    def _parts(self, chunk: int) -> list[ChunkOf]:
-        parts = [(self._mailboxes[0], chunk)]
-        if len(self._mailboxes) > 1 and self._bound.brings_kv(chunk):
-            parts.append((self._mailboxes[1], self._bound.heads.kv_piece_of(chunk)))
+    def _parts(self, step: int) -> list[ChunkOf]:
+        parts = [(self._mailboxes[0], step)]
+        if len(self._mailboxes) > 1 and self._bound.steps[step].brings_kv:
+            parts.append((self._mailboxes[1], self._bound.steps[step].kv_segment))
         return parts
 
 
 class Return:
-    """Rows of all chunks on their way home."""
+    """Rows of all steps on their way home."""
 
     def __init__(
         self, bound: BoundPlan, dtype: torch.dtype, *, query_width: int, kv_width: int | None = None
@@ -90,18 +91,18 @@ class Return:
         self._pending: list[Pending] = []
 
     def send(
-        self, chunk: int, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
+        self, step: int, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
     ) -> None:
-        """Start one chunk's way home. Collective: every worker, in chunk order.
+        """Start one step's way home. Collective: every worker, in the order of the steps.
 
         Args:
             query_rows: (num_rows, query_width) in compute order.
-            kv_rows: (num_rows, kv_width) of the chunk's kv piece, if no later chunk adds to it.
+            kv_rows: (num_rows, kv_width) of the step's kv piece, if no later step adds to it.
         """
-        parts = [(self._mailboxes[0], chunk)]
+        parts = [(self._mailboxes[0], step)]
         _depart(query_rows, self._bound.query, parts[0])
         if kv_rows is not None:
-            parts.append((self._mailboxes[1], self._bound.heads.kv_piece_of(chunk)))
+            parts.append((self._mailboxes[1], self._bound.steps[step].kv_segment))
             _depart(kv_rows, self._bound.kv, parts[1])
         self._pending.append(self._transport.start(parts))
 
@@ -147,14 +148,16 @@ def sum_at_home(mailbox_rows: torch.Tensor, home_sum: HomeSum) -> tuple[torch.Te
 def _pack(
     home_rows: torch.Tensor, route: BoundRoute, mailbox: Mailbox, first: int, last: int
 ) -> None:
-    """Rows of chunks [first, last) from the home to where they leave or stay."""
-    if first < last and route.traffic.num_own:
-        rows = route.pack[first:last].flatten()
+    """Rows of segments [first, last) from the home to where they leave or stay."""
+    rows = route.pack[route.pack_places[first] : route.pack_places[last]]
+    if len(rows):
         torch.index_select(home_rows, 0, rows, out=mailbox.own(first, last))
 
 
-def _depart(computed_rows: torch.Tensor, route: BoundRoute, part: ChunkOf) -> None:
-    """One chunk's results to where they leave or stay."""
-    mailbox, chunk = part
-    if route.num_rows:
-        torch.index_select(computed_rows, 0, route.depart, out=mailbox.own(chunk, chunk + 1))
+def _depart(computed_rows: torch.Tensor, route: BoundRoute, segment: ChunkOf) -> None:
+    """One segment's results to where they leave or stay."""
+    mailbox, number = segment
+    if len(computed_rows):
+        torch.index_select(
+            computed_rows, 0, route.depart(number), out=mailbox.own(number, number + 1)
+        )

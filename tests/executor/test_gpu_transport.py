@@ -148,7 +148,7 @@ def late_worker(num_queues: int | None) -> str:
     device = device_here(num_queues)
     dispatch, _ = pick_transports("symmetric", groups_here(timeout_s=2.0), device)
     traffic = RowTraffic(np.array([[0, 3], [0, 0]]), dispatch.worker)
-    (mailbox,) = dispatch.open([MailboxRequest(traffic, 1, 8, torch.float32)], device)
+    (mailbox,) = dispatch.open([MailboxRequest((traffic,), 8, torch.float32)], device)
     error = ""
     if dispatch.worker == 0:
         time.sleep(5.0)

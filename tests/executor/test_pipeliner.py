@@ -13,7 +13,7 @@ from megatron_libra.executor.bind import bind
 from megatron_libra.executor.inputs import pool_tensors, worker_tensors
 from megatron_libra.executor.kernels import BoundRound
 from megatron_libra.executor.kernels.reference import ReferenceKernel
-from megatron_libra.executor.pipeliner import run_chunks
+from megatron_libra.executor.pipeliner import run_steps
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import ChunkOf, LoopbackTransport, Mailbox, MailboxRequest
 from tests.helpers.cases import plan_of, pool
@@ -31,19 +31,19 @@ class Recorder:
     def compute_local(self, *, early: bool) -> None:
         self.events.append("early" if early else "late")
 
-    def compute(self, chunk: int) -> None:
-        self.events.append(f"compute {chunk}")
+    def compute(self, step: int) -> None:
+        self.events.append(f"compute {step}")
 
 
 def test_time_order() -> None:
     recorder = Recorder()
-    run_chunks(2, recorder)
+    run_steps(2, recorder)
     assert recorder.events == ["dispatch", "early", "compute 0", "compute 1", "late"]
 
 
-def test_nothing_is_dispatched_without_chunks() -> None:
+def test_nothing_is_dispatched_without_steps() -> None:
     recorder = Recorder()
-    run_chunks(0, recorder)
+    run_steps(0, recorder)
     assert recorder.events == ["early", "late"]
 
 
@@ -59,11 +59,8 @@ class RecordingTransport(LoopbackTransport):
     def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
         made = []
         for request in requests:
-            rows = request.traffic.num_own + request.traffic.num_received
-            shape = (request.chunks * rows + 1, request.width)
-            made.append(
-                Mailbox(torch.zeros(shape, dtype=request.dtype), request.traffic, request.chunks)
-            )
+            shape = (request.num_rows, request.width)
+            made.append(request.mailbox(torch.zeros(shape, dtype=request.dtype)))
         return tuple(made)
 
     def start(self, chunks: Sequence[ChunkOf]) -> Waiting:

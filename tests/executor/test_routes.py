@@ -6,6 +6,7 @@ Layers: the drawn example, then properties on random plans, checked against per-
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from megatron_libra.config import LibraConfig
 from megatron_libra.executor.bind import bind
-from megatron_libra.executor.bound_route import bind_route
+from megatron_libra.executor.bound_route import PartRows, bind_route
 from megatron_libra.executor.kernels import pick_kernel
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.route_index import (
@@ -24,8 +25,9 @@ from megatron_libra.executor.route_index import (
 )
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transfers import sum_at_home
-from megatron_libra.executor.transport import LoopbackTransport, Mailbox, RowTraffic
+from megatron_libra.executor.transport import LoopbackTransport, Mailbox, MailboxPlaces, RowTraffic
 from megatron_libra.plan.errors import PlanError
+from megatron_libra.plan.parts import FAR, NEAR
 from megatron_libra.plan.worker_plan import WorkerRoute
 from tests.helpers.cases import CASES, plan_of, random_pools
 
@@ -63,7 +65,7 @@ def test_drawn_example() -> None:
     assert index.sent_rows.tolist() == [0, 1, 2, 3]
     assert index.depart.tolist() == [2, 0, 1]
     assert index.arrange.tolist() == [1, 2, 0]
-    assert index.send_count == (0, 2)
+    assert index.block_sizes == (0, 2, 2)
 
 
 def test_local_rows_take_compute_order() -> None:
@@ -84,9 +86,11 @@ def test_every_row_arrives_where_it_should(seed: int) -> None:
     """Simulate the exchange of random plans with labelled rows."""
     plan = random_pools(seed, 4, num_workers=4)[seed % 4]
     heads = plan.heads
-    for kind, shards in (("query", heads.head_split), ("kv", heads.kv_shards)):
+    for part, (kind, shards) in product(
+        ("near", "far"), (("query", heads.head_split), ("kv", heads.kv_shards))
+    ):
         workers = [plan.worker_plan(w) for w in range(plan.num_workers)]
-        routes = [getattr(w, kind) for w in workers]
+        routes = [getattr(getattr(w, part), kind) for w in workers]
         indexes = [
             index_route(r, worker=w, num_workers=4, num_shards=shards) for w, r in enumerate(routes)
         ]
@@ -108,23 +112,31 @@ def arrived(indexes: list, worker: int) -> np.ndarray:
     """(rows, 2) source worker and home row, in travel order."""
     parts = []
     for peer, index in enumerate(indexes):
-        ends = np.cumsum(index.send_count)
-        rows = index.sent_rows[int(ends[worker]) - index.send_count[worker] : int(ends[worker])]
+        ends = np.cumsum(index.block_sizes)
+        rows = index.sent_rows[int(ends[worker]) - index.block_sizes[worker] : int(ends[worker])]
         parts.append(np.stack([np.full(len(rows), peer), rows], axis=1))
-    own = indexes[worker].sent_rows[sum(indexes[worker].send_count) :]
+    own = indexes[worker].sent_rows[sum(indexes[worker].block_sizes[:-1]) :]
     return np.concatenate([*parts, np.stack([np.full(len(own), worker), own], axis=1)])
 
 
 def test_mailbox_rows_of_both_directions() -> None:
-    """The drawn example with two chunks. Dispatch: one row arrives, two leave, two stay."""
+    """The drawn example as the near part, with two chunks, around one far chunk that sends home row
+    9 to worker 1. Dispatch of a near chunk: one row arrives, two leave and two stay."""
     rows = [torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2, 3], [1, 2, 0], [2, 0, 1])]
-    bound = bind_route(rows, RowTraffic(np.array([[2, 2], [1, 5]]), 0), 2)
-    # mailbox: received 0 | received 1 | leave leave stay stay | leave leave stay stay
-    assert bound.pack.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert bound.arrange.tolist() == [[4, 5, 0], [8, 9, 1]]
-    # back: received 0: 0 1 | received 1: 2 3 | own 0: leave stay stay | own 1: leave stay stay
-    position = torch.tensor([0, 1, 2, 3, NOWHERE], dtype=torch.int32)
-    assert bound.rows_at_home(position).tolist() == [[0, 2], [1, 3], [5, 8], [6, 9], [10, 10]]
+    near = PartRows(RowTraffic(np.array([[2, 2], [1, 5]]), 0), *rows)
+    none = torch.zeros(0, dtype=torch.int32)
+    far_row = torch.tensor([9], dtype=torch.int32)
+    far = PartRows(RowTraffic(np.array([[0, 1], [0, 0]]), 0), far_row, none, none)
+    bound = bind_route([near, far], [(NEAR, 0), (FAR, 0), (NEAR, 1)], 2)
+    # mailbox: received 0, 2 | own 0: leave leave stay stay | own 1: leave | own 2: as own 0
+    assert bound.pack.tolist() == [0, 2, 4, 6, 18, 1, 3, 5, 7]
+    assert bound.pack_places == (0, 4, 5, 9)
+    assert [rows.tolist() for rows in bound.arrange] == [[4, 5, 0], [], [9, 10, 1]]
+    # back: received 0: 0 1 | 1: 2 | 2: 3 4 | own 0: leave stay stay | own 2: leave stay stay
+    position = torch.tensor([0, 1, 2, 3, 4, NOWHERE], dtype=torch.int32)
+    assert bound.rows_at_home(position)[:4].tolist() == [[0, 3], [1, 4], [6, 9], [7, 10]]
+    # of the far part only chunk 0 was bound
+    assert bound.rows_at_home(position)[4:, 0].tolist() == [2, 11]
 
 
 def test_a_mailbox_has_room_for_both_directions() -> None:
@@ -132,7 +144,8 @@ def test_a_mailbox_has_room_for_both_directions() -> None:
     assert (traffic.send, traffic.receive, traffic.num_local) == ((0, 2), (0, 1), 2)
     assert (traffic.inverse.send, traffic.inverse.receive) == ((0, 1), (0, 2))
     assert traffic.moves and not RowTraffic(np.array([[2, 0], [0, 5]]), 0).moves
-    mailbox = Mailbox(torch.arange(11)[:, None], traffic, 2)
+    traffics = (traffic, traffic)
+    mailbox = Mailbox(torch.arange(11)[:, None], traffics, MailboxPlaces.of(traffics))
     assert mailbox.received(1).flatten().tolist() == [1]
     assert mailbox.own(0, 2).flatten().tolist() == list(range(2, 10))
     assert mailbox.sent(1).flatten().tolist() == [6, 7]
@@ -174,7 +187,7 @@ def test_positions_at_home() -> None:
 def test_contributions_at_home() -> None:
     """Worker 0 was sent rows 3 0 1, worker 2 rows 1 3, and rows 1 2 stayed; row 4 is padding."""
     sent = np.array([3, 0, 1, 1, 3, 1, 2], np.int32)
-    passes, rank = contributions_at_home(sent, (3, 0, 2), 5)
+    passes, rank = contributions_at_home(sent, (3, 0, 2, 2), 5)
     assert rank.tolist() == [2, 0, 3, 1, NOWHERE]
     assert [p.tolist() for p in passes] == [[2, 0, 1, 6], [3, 4], [5]]
 
@@ -186,18 +199,22 @@ def test_sum_at_home(dtype: torch.dtype) -> None:
         plan = random_pools(seed, 2, num_workers=4)[1]
         worker = plan.worker_plan(seed)
         bound = bind(worker, runtime_of(seed, 4))
-        pieces, traffic = plan.heads.kv_pieces, bound.kv.traffic
-        num_rows = pieces * (traffic.num_sent + bound.kv.num_rows)
-        rows = torch.randn(num_rows + 1, 4, dtype=torch.float64).to(dtype)
+        pieces, segments = plan.heads.kv_pieces, bound.kv.segments
+        if not segments:
+            continue
+        request = bound.kv.return_request(4, dtype)
+        rows = torch.randn(request.num_rows, 4, dtype=torch.float64).to(dtype)
         rows[-1] = 0
-        mailbox = Mailbox(rows, traffic.inverse, pieces)
+        mailbox = request.mailbox(rows)
         dk, dv = sum_at_home(rows, bound.kv_sum)
         expected = torch.zeros(worker.num_local_tokens * plan.heads.kv_shards, pieces, 4)
         expected = expected.double() if dtype == torch.float64 else expected
-        index = index_route(worker.kv, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
-        for piece in range(pieces):
-            stayed = mailbox.own(piece, piece + 1)[traffic.num_received :]
-            returned = torch.cat([mailbox.received(piece), stayed])
+        for part, piece in sorted(segments):
+            route = worker.exchanged[part].kv
+            index = index_route(route, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
+            number = segments.index((part, piece))
+            stayed = mailbox.own(number, number + 1)[mailbox.traffics[number].num_sent :]
+            returned = torch.cat([mailbox.received(number), stayed])
             for position, home in enumerate(index.sent_rows.tolist()):
                 expected[home, piece] += returned[position]
         whole = torch.cat([dk, dv], dim=1).view(expected.shape).to(dtype)
@@ -213,12 +230,19 @@ def test_a_plan_of_another_worker_is_refused() -> None:
 
 
 def test_chunks_that_share_kv_heads_bring_them_once() -> None:
-    """8 query heads on 2 kv heads, 4 chunks: 0 and 2 bring K and V, 1 and 3 finish them."""
+    """8 query heads on 2 kv heads, 4 chunks: 0 and 2 bring K and V, 1 and 3 finish them, in each
+    part; near chunks stand around the far ones."""
     plan = plan_of(CASES["chunks_share_kv_heads"])
     bound = bind(plan.worker_plan(0), runtime_of(0, 4))
-    assert [bound.brings_kv(m) for m in range(4)] == [True, False, True, False]
-    assert [bound.finishes_kv(m) for m in range(4)] == [False, True, False, True]
-    assert len(bound.kv.pack) == 2 and len(bound.query.pack) == 4
+    near, far = ([step for step in bound.steps if step.part == part] for part in (NEAR, FAR))
+    for part in (near, far):
+        assert [step.chunk for step in part] == [0, 1, 2, 3]
+        assert [step.brings_kv for step in part] == [True, False, True, False]
+        assert [step.finishes_kv for step in part] == [False, True, False, True]
+        assert part[0].kv_segment == part[1].kv_segment != part[2].kv_segment
+    assert bound.steps == (*near[:2], *far, *near[2:])
+    assert [step.part for step in bound.steps] == [part for part, _ in bound.query.segments]
+    assert bound.kv.segments == ((NEAR, 0), (FAR, 0), (FAR, 1), (NEAR, 1))
 
 
 def test_row_numbers_beyond_int32_are_refused() -> None:

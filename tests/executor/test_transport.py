@@ -77,7 +77,7 @@ def one_way(transport: Transport, rows: int, *, dtype: torch.dtype = torch.float
     """An open mailbox in which worker 0 sends rows to the last worker; nobody else does."""
     matrix = np.zeros((transport.num_workers, transport.num_workers), dtype=np.int64)
     matrix[0, -1] = rows
-    request = MailboxRequest(RowTraffic(matrix, transport.worker), 1, 8, dtype)
+    request = MailboxRequest((RowTraffic(matrix, transport.worker),), 8, dtype)
     (mailbox,) = transport.open([request], CPU)
     return mailbox
 

@@ -235,9 +235,10 @@ def collectives_of_a_layer(plan_bytes: bytes) -> int:
 
 
 def test_number_of_collectives() -> None:
-    """M = 4 chunks, U = 2 K/V pieces: 4 + 2 in and 4 out, then 4 in and 4 + 2 out; none alone."""
+    """M = 4 chunks, U = 2 K/V pieces: 4 + 2 in and 4 out, then 4 in and 4 + 2 out, in the near and
+    in the far part; none alone."""
     from tests.helpers.cases import CASES, plan_of
 
     many, one = plan_of(CASES["chunks_share_kv_heads"]), plan_of(CASES["one_worker"])
-    assert world(collectives_of_a_layer, 4, many.to_bytes()) == [20] * 4
+    assert world(collectives_of_a_layer, 4, many.to_bytes()) == [40] * 4
     assert world(collectives_of_a_layer, 1, one.to_bytes()) == [0]

@@ -7,6 +7,7 @@ from megatron_libra.executor.transport.all_to_all import AllToAllTransport
 from megatron_libra.executor.transport.interface import (
     ChunkOf,
     Mailbox,
+    MailboxPlaces,
     MailboxRequest,
     Pending,
     RowTraffic,
@@ -19,6 +20,7 @@ __all__ = [
     "ChunkOf",
     "LoopbackTransport",
     "Mailbox",
+    "MailboxPlaces",
     "MailboxRequest",
     "Pending",
     "RowTraffic",
