@@ -6,6 +6,7 @@ worker on prebuilt views; its exchanges with nothing computed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +19,11 @@ from bench_common import World
 from megatron_libra import AttentionShape, LibraConfig, PoolPlan
 from megatron_libra.data.corpora import CORPORA, packed_corpus
 from megatron_libra.executor.attention import libra_attention
-from megatron_libra.executor.bind import BoundPlan, bind
+from megatron_libra.executor.bind import BoundPlan, BoundStep, bind
 from megatron_libra.executor.groups import create_pool_groups
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.executor.runtime import PoolRuntime, pool_runtime
-from megatron_libra.executor.transport import MailboxRequest, RowTraffic
+from megatron_libra.executor.transport import MailboxRequest, Transport
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
 
 __all__ = [
@@ -160,9 +161,9 @@ class KernelCalls:
         self.kernel, self.scale = kernel, plan.shape.head_dim**-0.5
         heads, local = plan.heads, plan.local
         self.calls: list[_Call] = []
-        for _ in range(heads.chunks):
+        for part, _ in itertools.product(plan.exchanged, range(heads.chunks)):
             self._add(
-                plan.rounds, plan.num_query_rows, plan.num_kv_rows,
+                part.rounds, part.query.num_rows, part.kv.num_rows,
                 (heads.query_heads_per_chunk, heads.kv_heads_per_chunk), plan, world,
             )  # fmt: skip
         self._add(
@@ -227,45 +228,44 @@ class Exchange:
     of the return, as a layer that overlaps nothing would wait for them. Collective."""
 
     def __init__(self, plan: WorkerPlan, runtime: PoolRuntime, world: World) -> None:
-        heads, width = plan.heads, plan.shape.head_dim
-        self.runtime, self.heads, self.device = runtime, heads, world.device
-        query, kv = (RowTraffic(rows, plan.worker) for rows in (plan.query_rows, plan.kv_rows))
-        widths = heads.query_heads_per_chunk * width, 2 * heads.kv_heads_per_chunk * width
-
-        def request(traffic: RowTraffic, chunks: int, wide: int) -> MailboxRequest:
-            return MailboxRequest(traffic, chunks, wide, dtype_of(world))
-
-        self.queries = request(query, heads.chunks, widths[0])
-        self.results = request(query.inverse, heads.chunks, widths[0])
-        self.keys = request(kv, heads.kv_pieces, widths[1])
-        self.sums = request(kv.inverse, heads.kv_pieces, widths[1])
+        heads, head_dim, dtype = plan.heads, plan.shape.head_dim, dtype_of(world)
+        self.bound, self.device = bind(plan, runtime), world.device
+        width, kv_width = (
+            heads.query_heads_per_chunk * head_dim,
+            2 * heads.kv_heads_per_chunk * head_dim,
+        )
+        query, kv = self.bound.query, self.bound.kv
+        self.queries = query.dispatch_request(width, dtype)
+        self.results = query.return_request(width, dtype)
+        self.keys = kv.dispatch_request(kv_width, dtype)
+        self.sums = kv.return_request(kv_width, dtype)
 
     def forward(self) -> None:
         """Q, K, V out; O back."""
-        self._move(self.runtime.dispatch, [self.queries, self.keys], self._first_use)
-        self._move(self.runtime.return_, [self.results], lambda chunk: False)
+        runtime = self.bound.runtime
+        self._move(runtime.dispatch, [self.queries, self.keys], lambda step: step.brings_kv)
+        self._move(runtime.return_, [self.results], lambda step: False)
 
     def backward(self) -> None:
         """dO out; dQ, dK, dV back (backward_kv = save)."""
-        self._move(self.runtime.dispatch, [self.queries], lambda chunk: False)
-        self._move(self.runtime.return_, [self.results, self.sums], self._last_use)
-
-    def _first_use(self, chunk: int) -> bool:
-        piece = self.heads.kv_piece_of
-        return chunk == 0 or piece(chunk - 1) != piece(chunk)
-
-    def _last_use(self, chunk: int) -> bool:
-        return chunk + 1 == self.heads.chunks or self._first_use(chunk + 1)
+        runtime = self.bound.runtime
+        self._move(runtime.dispatch, [self.queries], lambda step: False)
+        self._move(runtime.return_, [self.results, self.sums], lambda step: step.finishes_kv)
 
     def _move(
-        self, transport: Any, requests: list[MailboxRequest], with_kv: Callable[[int], bool]
+        self,
+        transport: Transport,
+        requests: list[MailboxRequest],
+        with_kv: Callable[[BoundStep], bool],
     ) -> None:
+        if not self.bound.steps:
+            return
         mailboxes = transport.open(requests, self.device)
         pending = []
-        for chunk in range(self.heads.chunks):
-            parts = [(mailboxes[0], chunk)]
-            if with_kv(chunk):
-                parts.append((mailboxes[1], self.heads.kv_piece_of(chunk)))
+        for number, step in enumerate(self.bound.steps):
+            parts = [(mailboxes[0], number)]
+            if with_kv(step):
+                parts.append((mailboxes[1], step.kv_segment))
             pending.append(transport.start(parts))
         for exchange in pending:
             exchange.wait()

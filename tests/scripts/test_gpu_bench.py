@@ -144,7 +144,7 @@ def weigh_parts(world, case):
         pairs += int((queries * keys - queries * (queries - 1) // 2).sum()) * q.shape[1]
     sent = []
     for request in (exchange.queries, exchange.keys, exchange.results):
-        rows = request.traffic.num_sent * request.chunks
+        rows = sum(traffic.num_sent for traffic in request.traffics)
         sent.append(rows * request.width * plan.shape.bytes_per_element)
     exchange.forward()
     exchange.backward()
