@@ -111,8 +111,12 @@ def verify(
     """Run one pool on local processes and compare with dense attention; exit 1 if it differs."""
     with faults_of(pool):
         planned = read_pool(pool).plan()
-    chosen = {"kernel": kernel, "transport": transport}
-    config = replace(planned.config, **{name: x for name, x in chosen.items() if x is not None})
+    config = planned.config
+    config = replace(
+        config,
+        kernel=config.kernel if kernel is None else kernel,
+        transport=config.transport if transport is None else transport,
+    )
     planned = replace(planned, config=config)
     result = run_verification(planned, device=device.value, seed=seed, dump=dump)
     if as_json:

@@ -25,7 +25,7 @@ from megatron_libra.simulator.pool_work import PoolWork
 
 __all__ = ["load_replay", "save_replay"]
 
-FORMAT = "libra replay 1"
+FORMAT = "libra replay 2"
 Array = NDArray[Any]
 
 

@@ -1,7 +1,7 @@
 """The kernel calls that a worker's plan makes. In: WorkerPlan. Out: KernelCall.
 
 A call has the shape of the executor's: the same entries, heads and head dimension. All M chunks of
-the exchanged part have equal shapes, so one of them stands for all (repeats). Rows are counted from
+an exchanged part have equal shapes, so one of them stands for all (repeats). Rows are counted from
 the call's own first row, because it is run by itself.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
-from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE, PARTS, CallTable
+from megatron_libra.simulator.call_table import PARTS, CallTable
 
 __all__ = ["KernelCall", "call_of", "table_of", "worker_calls"]
 
@@ -30,10 +31,10 @@ class KernelCall:
     query_heads: int
     kv_heads: int
     head_dim: int
-    part: int = CHUNK
-    """EARLY, CHUNK or LATE, an index of PARTS."""
+    part: int = NEAR
+    """NEAR, FAR, EARLY or LATE, an index of PARTS."""
     repeats: int = 1
-    """How often a layer's pass makes a call of this shape: M in the exchanged part."""
+    """How often a layer's pass makes a call of this shape: M in an exchanged part."""
 
     @property
     def num_queries(self) -> Int64:
@@ -47,7 +48,7 @@ class KernelCall:
 
     @property
     def part_name(self) -> str:
-        """early, chunk or late."""
+        """near, far, early or late."""
         return PARTS[self.part]
 
     @property
@@ -103,21 +104,22 @@ def _round(queries: Int64, keys: Int64) -> Round:
 
 
 def worker_calls(plan: WorkerPlan) -> tuple[KernelCall, ...]:
-    """All calls of one worker in a layer's pass, in the executor's order of parts."""
+    """All calls of one worker in a layer's pass, by part: early, near, far, late."""
     heads, dim = plan.heads, plan.shape.head_dim
     chunk = KernelCall(
         round=_empty_round(),
         query_heads=heads.query_heads_per_chunk,
         kv_heads=heads.kv_heads_per_chunk,
         head_dim=dim,
-        part=CHUNK,
+        part=NEAR,
         repeats=heads.chunks,
     )
     local = replace(chunk, query_heads=heads.query_heads, kv_heads=heads.kv_heads, repeats=1)
     early = plan.local.num_early_rounds
     rounds = [
         *((replace(local, part=EARLY), each) for each in plan.local.rounds[:early]),
-        *((chunk, each) for each in plan.rounds),
+        *((chunk, each) for each in plan.near.rounds),
+        *((replace(chunk, part=FAR), each) for each in plan.far.rounds),
         *((replace(local, part=LATE), each) for each in plan.local.rounds[early:]),
     ]
     return tuple(replace(call, round=_from_zero(each)) for call, each in rounds)

@@ -14,10 +14,11 @@ import torch
 from megatron_libra.config import AttentionShape, divisors
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.plan.heads import HeadPartition, fits
+from megatron_libra.plan.parts import FAR, NEAR
 from megatron_libra.plan.worker_plan import Round
 from megatron_libra.replay.calls import KernelCall
 from megatron_libra.replay.timing import issue_seconds, median_seconds
-from megatron_libra.simulator.call_table import CHUNK, PARTS
+from megatron_libra.simulator.call_table import PARTS, part_weights
 
 __all__ = ["CallSeconds", "CallTimer", "WorkerSeconds", "gather_gb_s", "measure_worker"]
 
@@ -37,21 +38,21 @@ class CallSeconds:
 class WorkerSeconds:
     """All calls of one worker in a layer."""
 
-    forward: tuple[float, float, float]
-    """Seconds of the early local part, of ONE chunk, of the late local part."""
-    backward: tuple[float, float, float]
+    forward: tuple[float, ...]
+    """(4,) seconds of each of PARTS, ONE chunk of near and of far work."""
+    backward: tuple[float, ...]
     chunks: int
     """M; all chunks have equal shapes, one was run."""
 
     @property
     def forward_s(self) -> float:
-        """The early part, all chunks, the late part."""
-        return self.forward[0] + self.chunks * self.forward[1] + self.forward[2]
+        """All chunks and the local work."""
+        return float(part_weights(self.chunks) @ self.forward)
 
     @property
     def backward_s(self) -> float:
         """The same of backward."""
-        return self.backward[0] + self.chunks * self.backward[1] + self.backward[2]
+        return float(part_weights(self.chunks) @ self.backward)
 
 
 class CallTimer:
@@ -104,7 +105,7 @@ class CallTimer:
 
     def _whole_or_part(self, call: KernelCall) -> tuple[int, KernelCall]:
         """Into how many calls of which shape a call is divided."""
-        counts = [1] if call.part == CHUNK else divisors(call.query_heads)
+        counts = [1] if call.part in (NEAR, FAR) else divisors(call.query_heads)
         shape = AttentionShape(
             query_heads=call.query_heads, kv_heads=call.kv_heads, head_dim=call.head_dim
         )
@@ -190,9 +191,7 @@ def measure_worker(calls: Iterable[KernelCall], timer: CallTimer) -> WorkerSecon
         forward[call.part] += seconds.forward
         backward[call.part] += seconds.backward
         chunks = max(chunks, call.repeats)
-    return WorkerSeconds(
-        (forward[0], forward[1], forward[2]), (backward[0], backward[1], backward[2]), chunks
-    )
+    return WorkerSeconds(tuple(forward), tuple(backward), chunks)
 
 
 def gather_gb_s(device: torch.device) -> float:

@@ -47,7 +47,7 @@ class Measurement:
     label: str
     """Device and kernel."""
     columns: Float
-    """(N, 6) seconds, see workers.py; NaN for workers that were not run."""
+    """(N, 8) seconds, see workers.py; NaN for workers that were not run."""
     num_wanted: int
     num_measured: int
     refusals: tuple[str, ...]
@@ -112,7 +112,7 @@ def measure(
     """Run workers in the given order until the seconds are used up.
 
     Args:
-        predicted: (N, 6) seconds by worker and part, to tell what still fits.
+        predicted: (N, 8) seconds by worker and part, to tell what still fits.
         order: rows to run, the most telling first.
         budget_s: wall clock to stay within, by the predictions.
     """

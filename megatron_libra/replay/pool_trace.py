@@ -62,7 +62,7 @@ def write_pool_trace(
 
     Args:
         row: of the pool.
-        parts: by track, such as predicted and measured: (2, 3, W) seconds of every work.
+        parts: by track, such as predicted and measured: (2, 4, W) seconds of every work.
         model: for the exchange.
     """
     number, window, microbatch, pool, index = replay.rows[row].tolist()

@@ -1,19 +1,19 @@
 """From kernel times to the times of pools. In: Replay, seconds of kernel calls. Out: PoolTimes.
 
-Seconds are by worker and part of the executor's time order (early local work, one chunk, late local
+Seconds are by worker and part (PARTS: one chunk of near work, one of far, early and late local
 work), in forward and backward; predicted by a cost model, measured, or both. The exchange is laid
 over them by the timeline (simulator/timeline.py), for every method alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.replay.replay import Replay
-from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE
+from megatron_libra.simulator.call_table import part_weights
 from megatron_libra.simulator.cost_model import CostModel, part_seconds, pass_compute
 from megatron_libra.simulator.pool_work import PoolWork
 from megatron_libra.simulator.timeline import PassCompute, Timeline, simulate_pass
@@ -92,7 +92,7 @@ class PoolTimes:
 
 
 def predicted(replay: Replay, model: CostModel) -> list[Float]:
-    """By work: (2, 3, W) seconds by pass and part, of one chunk."""
+    """By work: (2, 4, W) seconds by pass and part, of one chunk."""
     return [
         np.stack([part_seconds(work, model, backward=backward) for backward in PASSES])
         for work in replay.works
@@ -102,18 +102,16 @@ def predicted(replay: Replay, model: CostModel) -> list[Float]:
 def pass_times(
     work: PoolWork, parts: Float, model: CostModel, *, backward: bool, is_overlapped: bool = True
 ) -> PassTimes:
-    """One pass of a pool, given (3, W) seconds of its parts.
+    """One pass of a pool, given (4, W) seconds of its parts.
 
     Args:
-        is_overlapped: local work runs under the exchange; else nothing does: it runs with the
-            chunk, between the dispatch and the return (meant for M = 1).
+        is_overlapped: the exchange runs under the computation; else all of that is between the
+            dispatch and the return.
     """
     compute = pass_compute(work, parts, model, backward=backward)
-    if not is_overlapped:
-        none = np.zeros_like(compute.early)
-        local = (compute.early + compute.late) / len(compute.chunk)
-        compute = replace(compute, early=none, late=none, chunk=compute.chunk + local)
     traffic = work.traffic(backward=backward)
+    if not is_overlapped:
+        compute, traffic = compute.merged, traffic.merged
     return PassTimes(compute, simulate_pass(compute, traffic, model.links, work.same_node))
 
 
@@ -145,6 +143,6 @@ def _columns(
 
 
 def kernel_seconds(parts: Float, chunks: int) -> Float:
-    """(2, W) seconds of all kernel calls of a layer's passes, given (2, 3, W) of parts."""
-    seconds: Float = parts[:, EARLY] + chunks * parts[:, CHUNK] + parts[:, LATE]
+    """(2, W) seconds of all kernel calls of a layer's passes, given (2, 4, W) of parts."""
+    seconds: Float = np.einsum("ijk,j->ik", parts, part_weights(chunks))
     return seconds

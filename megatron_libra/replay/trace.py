@@ -1,8 +1,8 @@
 """A layer as a trace for Perfetto or chrome://tracing. In: spans. Out: a JSON file.
 
 A track is one source of spans, such as predicted or measured. Each of its workers is a process with
-one thread for each stream (compute, dispatch, return). Spans come from a timeline, whose
-computation may be predicted or measured, or from CUDA events.
+one thread for each stream. Spans come from a timeline, whose computation may be predicted or
+measured, or from CUDA events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_libra.simulator.timeline import Span, Timeline
 
 __all__ = ["STREAMS", "layer_spans", "spans_of_events", "trace_object", "write_trace"]
 
-STREAMS = ("compute", "dispatch", "return")
+STREAMS = ("compute", "dispatch", "return", "far dispatch", "far return")
 """Threads of a worker, from top to bottom."""
 EventSpan = tuple[int, str, str, Any, Any]
 """(worker, stream, name, start, stop); start and stop are CUDA events that were recorded."""

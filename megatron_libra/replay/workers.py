@@ -1,7 +1,7 @@
 """The workers of a replay one by one. In: Replay, predicted parts. Out: WorkerTable, KernelCalls.
 
 Rows of the table go through all works and their workers; columns of seconds are the parts of a
-layer's passes, (6,): early local work, one chunk, late local work, forward and then backward.
+layer's passes, (8,): those of PARTS (one chunk of near and far work) in forward, then in backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_libra.replay.calls import KernelCall, call_of
 from megatron_libra.replay.replay import Replay
 from megatron_libra.replay.sampling import WorkerTable
 from megatron_libra.replay.times import kernel_seconds
-from megatron_libra.simulator.call_table import CHUNK, CallTable
+from megatron_libra.simulator.call_table import CallTable, part_weights
 from megatron_libra.simulator.pool_work import PoolWork
 
 __all__ = ["by_work", "calls_of_worker", "part_columns", "weights", "worker_table"]
@@ -82,25 +82,24 @@ def calls_of_worker(work: PoolWork, worker: int) -> tuple[KernelCall, ...]:
             kv_heads=int(work.calls.kv_heads[call]),
             head_dim=work.head_dim,
         )
-        repeats = work.chunks if part == CHUNK else 1
+        repeats = int(part_weights(work.chunks)[part])
         found.append(replace(shaped, part=part, repeats=repeats))
     return tuple(found)
 
 
 def part_columns(parts: Sequence[Float]) -> Float:
-    """(N, 6) seconds of all workers, of one chunk, from (2, 3, W) of each work."""
-    return np.concatenate([part.reshape(6, -1).T for part in parts])
+    """(N, 8) seconds of all workers, of one chunk, from (2, 4, W) of each work."""
+    return np.concatenate([part.reshape(8, -1).T for part in parts])
 
 
 def by_work(replay: Replay, columns: Float) -> list[Float]:
     """The other way round."""
     stops = np.cumsum([work.num_workers for work in replay.works])[:-1]
-    return [part.T.reshape(2, 3, -1) for part in np.split(columns, stops)]
+    return [part.T.reshape(2, 4, -1) for part in np.split(columns, stops)]
 
 
 def weights(replay: Replay) -> Float:
-    """(N, 6) how often a layer makes each part: M times a chunk, once the local ones."""
-    rows = []
-    for work in replay.works:
-        rows.append(np.tile([1.0, work.chunks, 1.0] * 2, (work.num_workers, 1)))
-    return np.concatenate(rows)
+    """(N, 8) how often a layer makes each part: M times a chunk, once the local ones."""
+    return np.concatenate(
+        [np.tile(part_weights(work.chunks), (work.num_workers, 2)) for work in replay.works]
+    )

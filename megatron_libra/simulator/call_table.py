@@ -1,7 +1,7 @@
 """Varlen attention calls as numbers. In: a plan's entries. Out: CallTable, which cost models read.
 
-A call is one round of one worker, for one head chunk or, in the local part, for all heads. It has a
-row of entries; an entry is some queries against the keys that end with them.
+A call is one round of one worker, for one head chunk of an exchanged part, or for all heads of
+local work. It has a row of entries; an entry is some queries against the keys that end with them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.rounds import EntryTable
 
-__all__ = ["CHUNK", "EARLY", "LATE", "PARTS", "CallTable"]
+__all__ = ["PARTS", "CallTable", "part_weights"]
 
 Int64 = NDArray[np.int64]
-PARTS = ("early", "chunk", "late")
-EARLY, CHUNK, LATE = range(3)
-"""Index in PARTS: local work before the chunks, one chunk of the exchanged part, local work behind
-them."""
+PARTS = ("near", "far", "early", "late")
+"""Names by index: NEAR and FAR, of which calls are those of one chunk, EARLY and LATE."""
+
+
+def part_weights(chunks: int) -> NDArray[np.float64]:
+    """(4,) how often a layer's pass makes the calls of each part."""
+    return np.array([chunks, chunks, 1, 1], np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +45,7 @@ class CallTable:
     worker: Int64
     """(C,)"""
     part: Int64
-    """(C,) EARLY, CHUNK or LATE."""
+    """(C,) NEAR, FAR, EARLY or LATE."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -66,30 +70,29 @@ class CallTable:
 
     @classmethod
     def of_plan(cls, plan: PoolPlan) -> CallTable:
-        """The calls of all workers; those of the exchanged part once, not once for each chunk."""
-        heads = plan.heads
-        local = plan.local.entries
+        """The calls of all workers; those of exchanged parts once, not once for each chunk."""
+        heads, local = plan.heads, plan.local.entries
+        chunk = heads.query_heads_per_chunk, heads.kv_heads_per_chunk
         late = local.round >= plan.local.early_rounds[local.worker]
         return cls._joined(
-            (plan.entries, np.full(len(plan.entries.worker), CHUNK), heads.query_heads_per_chunk,
-             heads.kv_heads_per_chunk),
+            (plan.near.entries, np.full(len(plan.near.entries.worker), NEAR), *chunk),
+            (plan.far.entries, np.full(len(plan.far.entries.worker), FAR), *chunk),
             (local, np.where(late, LATE, EARLY), heads.query_heads, heads.kv_heads),
-        )  # fmt: skip
+        )
 
     @classmethod
     def _joined(cls, *tables: tuple[EntryTable, Int64, int, int]) -> CallTable:
-        columns = []
+        columns, offset = [], 0
         for entries, part, query_heads, kv_heads in tables:
             key = entries.worker * (int(entries.round.max(initial=0)) + 1) + entries.round
             first = np.flatnonzero(np.diff(key, prepend=-1))
             size = len(first)
             columns.append((
-                entries.num_queries, entries.num_keys, first, np.full(size, query_heads),
+                entries.num_queries, entries.num_keys, first + offset, np.full(size, query_heads),
                 np.full(size, kv_heads), entries.worker[first], part[first],
             ))  # fmt: skip
-        offset = len(columns[0][0])
-        columns[1] = (*columns[1][:2], columns[1][2] + offset, *columns[1][3:])
-        return cls(*(np.concatenate(pair) for pair in zip(*columns, strict=True)))
+            offset += len(key)
+        return cls(*(np.concatenate(each) for each in zip(*columns, strict=True)))
 
     @classmethod
     def of_calls(
@@ -108,5 +111,5 @@ class CallTable:
             query_heads=np.array(query_heads, np.int64),
             kv_heads=np.array(kv_heads, np.int64),
             worker=np.zeros(len(entries), np.int64),
-            part=np.full(len(entries), CHUNK),
+            part=np.full(len(entries), NEAR),
         )

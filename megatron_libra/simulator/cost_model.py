@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.parts import EARLY, LATE
 from megatron_libra.simulator.call_cost import KernelCost, PassCost
-from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE, PARTS
+from megatron_libra.simulator.call_table import PARTS
 from megatron_libra.simulator.pool_work import PoolWork
 from megatron_libra.simulator.timeline import Links, PassCompute, Timeline, simulate_pass
 
@@ -119,13 +120,13 @@ def predict(work: PoolWork, model: CostModel, *, refetch: bool = False) -> PoolT
 
 
 def part_seconds(work: PoolWork, model: CostModel, *, backward: bool) -> Float:
-    """(3, W) predicted seconds of the kernel calls of each part (PARTS); of one chunk."""
+    """(4, W) predicted seconds of the kernel calls of each part (PARTS); of one chunk."""
     cost = model.pass_cost(work.head_dim, backward=backward)
     return _by_part(work, cost.seconds(work.calls, model.num_sms))
 
 
 def _by_part(work: PoolWork, seconds: Float) -> Float:
-    """(3, W) sums of (C,) values."""
+    """(4, W) sums of (C,) values."""
     size = work.num_workers
     where = work.calls.part * size + work.calls.worker
     return np.bincount(where, seconds, minlength=len(PARTS) * size).reshape(len(PARTS), size)
@@ -138,7 +139,7 @@ def pass_compute(
 
     Args:
         work: the pool.
-        parts: (3, W) seconds of the kernel calls of each part, of one chunk; predicted (see
+        parts: (4, W) seconds of the kernel calls of each part, of one chunk; predicted (see
             part_seconds) or measured.
         model: for the rows, and for the host, which may issue calls slower than the device runs
             them.
@@ -151,7 +152,8 @@ def pass_compute(
     packed = moves.packed * scale
     return PassCompute(
         early=parts[EARLY] + packed[1:].sum(axis=0),
-        chunk=parts[CHUNK] + moves.sorted * scale,
+        steps=parts[[part for part, _ in work.order]] + moves.sorted * scale,
+        names=tuple(f"{PARTS[part]} {chunk}" for part, chunk in work.order),
         late=parts[LATE],
         pack=packed[0],
         gather=moves.gathered * scale,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.parts import pipeline_order
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.timeline import PassTraffic
@@ -23,19 +24,19 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gathers:
-    """Bytes read and written to order rows around the exchange, in one pass."""
+    """Bytes read and written to order rows around the exchange, in one pass of S steps."""
 
     packed: Float
-    """(M, W) before a chunk is sent."""
+    """(S, W) before a chunk is sent."""
     sorted: Float
-    """(M, W) when a chunk has arrived, and before its results are sent."""
+    """(S, W) when a chunk has arrived, and before its results are sent."""
     gathered: Float
     """(W,) when all has come back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolWork:
-    """One layer's forward on W workers."""
+    """One layer's forward on W workers. Bytes of exchanged parts are by part, NEAR and FAR."""
 
     head_dim: int
     chunks: int
@@ -49,16 +50,15 @@ class PoolWork:
     pairs: Int64
     """(W,) causal query-key pairs of one query head of the tiles."""
     calls: CallTable
-    """Varlen calls of all workers; those of the exchanged part once, each of M chunks makes
-    them."""
+    """Varlen calls of all workers; those of exchanged parts once, each of M chunks makes them."""
     query_bytes: Int64
-    """(W, W) bytes of Q that cross workers, source row, destination column; O goes back."""
+    """(2, W, W) bytes of Q that cross workers, source row, destination column; O goes back."""
     kv_bytes: Int64
-    """(W, W) bytes of K and V."""
+    """(2, W, W) bytes of K and V."""
     own_query_bytes: Int64
-    """(W,) bytes of Q of the exchanged part that stay on their worker."""
+    """(2, W) bytes of Q that stay on their worker."""
     own_kv_bytes: Int64
-    """(W,) the same of K and V."""
+    """(2, W) the same of K and V."""
     local_query_bytes: Int64
     """(W,) bytes of Q of the local part."""
     resident_kv_bytes: Int64
@@ -72,10 +72,9 @@ class PoolWork:
         size, heads = plan.num_workers, plan.heads
         element = plan.shape.head_dim * plan.shape.bytes_per_element
         query_row = heads.query_heads_per_shard * element
-        query, kv = (
-            plan.query_rows * query_row,
-            plan.kv_rows * 2 * heads.kv_heads_per_shard * element,
-        )
+        parts = plan.near, plan.far
+        query = np.stack([part.query_rows for part in parts]) * query_row
+        kv = np.stack([part.kv_rows for part in parts]) * (2 * heads.kv_heads_per_shard * element)
         local = np.bincount(plan.local.query.destination, plan.local.query.count, minlength=size)
         node = np.arange(size) // workers_per_node
         total = int(plan.tiles.pairs.sum())
@@ -89,8 +88,8 @@ class PoolWork:
             calls=CallTable.of_plan(plan),
             query_bytes=_without_diagonal(query),
             kv_bytes=_without_diagonal(kv),
-            own_query_bytes=np.diagonal(query).copy(),
-            own_kv_bytes=np.diagonal(kv).copy(),
+            own_query_bytes=np.diagonal(query, axis1=1, axis2=2).copy(),
+            own_kv_bytes=np.diagonal(kv, axis1=1, axis2=2).copy(),
             local_query_bytes=local.astype(np.int64) * plan.shape.query_heads * element,
             resident_kv_bytes=plan.peak_resident_kv_bytes,
             same_node=node[:, None] == node,
@@ -104,7 +103,9 @@ class PoolWork:
     @property
     def traffic_bytes(self) -> Int64:
         """(W, W) bytes of Q, K, V and O between workers; equals PoolPlan.traffic_bytes."""
-        return self.query_bytes + self.query_bytes.T + self.kv_bytes
+        query, kv = self.query_bytes.sum(axis=0), self.kv_bytes.sum(axis=0)
+        moved: Int64 = query + query.T + kv
+        return moved
 
     @property
     def worker_bytes(self) -> Int64:
@@ -129,49 +130,58 @@ class PoolWork:
         return self.max_tile / self.load_target if self.load_target else 0.0
 
     def traffic(self, *, backward: bool, refetch: bool = False) -> PassTraffic:
-        """Bytes of each chunk: Q, K and V go out and O comes back; in backward dO goes out and dQ,
+        """Bytes of each step: Q, K and V go out and O comes back; in backward dO goes out and dQ,
         dK and dV come back, with refetch Q, O, K and V go out again.
 
-        K and V travel with the first chunk that computes with them, dK and dV with the last.
+        K and V travel with a part's first chunk that computes with them, dK and dV with its last.
         """
-        query = self.query_bytes / self.chunks
-        kv = self.kv_bytes / self.kv_pieces
-        brings, finishes = self._kv_chunks
-        sends_kv = refetch or not backward
+        part, brings, finishes = self._steps
+        query, kv = self.query_bytes[part] / self.chunks, self.kv_bytes[part] / self.kv_pieces
+        sends_kv = brings * float(refetch or not backward)
         tokens = query * (3 if backward and refetch else 1)
-        dispatch = tokens + np.multiply.outer(brings * float(sends_kv), kv)
-        return_ = query.T + np.multiply.outer(finishes * float(backward), kv.T)
-        return PassTraffic(dispatch, return_)
+        dispatch = tokens + sends_kv[:, None, None] * kv
+        back = query + (finishes * float(backward))[:, None, None] * kv
+        return PassTraffic(dispatch, back.transpose(0, 2, 1))
 
     @property
-    def _kv_chunks(self) -> tuple[Bool, Bool]:
-        """(M,) whether a chunk is the first, and the last, that computes with a kv piece."""
+    def order(self) -> tuple[tuple[int, int], ...]:
+        """(S,) part and chunk of each step between the local halves."""
+        return pipeline_order(self.chunks)
+
+    @property
+    def _steps(self) -> tuple[Int64, Bool, Bool]:
+        """(S,) part of each step, and whether its chunk is the first, and the last, of its part
+        that computes with a kv piece."""
+        part, chunk = np.array(self.order, np.int64).T
         piece = np.arange(self.chunks) * self.kv_pieces // self.chunks
-        return np.diff(piece, prepend=-1) > 0, np.diff(piece, append=self.kv_pieces) > 0
+        first, last = np.diff(piece, prepend=-1) > 0, np.diff(piece, append=self.kv_pieces) > 0
+        return part, first[chunk], last[chunk]
 
     def gathers(self, *, backward: bool, refetch: bool = False) -> Gathers:
         """Every row is read and written where it is packed, sorted and gathered."""
         traffic = self.traffic(backward=backward, refetch=refetch)
+        part, *_ = self._steps
         leaves, arrives = traffic.dispatch.sum(axis=2), traffic.dispatch.sum(axis=1)
         back = traffic.return_.sum(axis=2)
         own = self._own(backward=backward, refetch=refetch)
         has_exchange = float(self.query_bytes.any() or self.kv_bytes.any())
-        home = self.local_query_bytes + traffic.return_.sum(axis=(0, 1)) + self.own_query_bytes
+        home = self.local_query_bytes + traffic.return_.sum(axis=(0, 1))
+        home = home + self.own_query_bytes.sum(axis=0)
         return Gathers(
             packed=2 * (leaves + own),
-            sorted=2 * (arrives + own + back + self.own_query_bytes / self.chunks),
+            sorted=2 * (arrives + own + back + self.own_query_bytes[part] / self.chunks),
             gathered=2 * has_exchange * home,
         )
 
     def _own(self, *, backward: bool, refetch: bool) -> Float:
-        """(M, W) bytes of a chunk's dispatch that stay on their worker."""
-        tokens = self.own_query_bytes / self.chunks * (3 if backward and refetch else 1)
-        kv = self.own_kv_bytes / self.kv_pieces * float(refetch or not backward)
-        own: Float = tokens + np.multiply.outer(self._kv_chunks[0], kv)
+        """(S, W) bytes of a step's dispatch that stay on their worker."""
+        part, brings, _ = self._steps
+        tokens = self.own_query_bytes[part] / self.chunks * (3 if backward and refetch else 1)
+        kv = self.own_kv_bytes[part] / self.kv_pieces * float(refetch or not backward)
+        own: Float = tokens + brings[:, None] * kv
         return own
 
 
 def _without_diagonal(matrix: Int64) -> Int64:
-    moved = matrix.copy()
-    np.fill_diagonal(moved, 0)
-    return moved
+    """(2, W, W) without what stays."""
+    return matrix * ~np.eye(matrix.shape[-1], dtype=np.bool_)

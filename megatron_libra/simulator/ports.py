@@ -37,9 +37,16 @@ class PassTraffic:
     """Bytes between W workers, row source, column destination, zero on the diagonal."""
 
     dispatch: Float
-    """(M, W, W) bytes of each chunk to the workers that compute."""
+    """(S, W, W) bytes of each step to the workers that compute."""
     return_: Float
-    """(M, W, W) bytes of each chunk on their way back."""
+    """(S, W, W) bytes of each step on their way back."""
+
+    @property
+    def merged(self) -> PassTraffic:
+        """All steps as one."""
+        return PassTraffic(
+            self.dispatch.sum(axis=0, keepdims=True), self.return_.sum(axis=0, keepdims=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +55,10 @@ class Ports:
     (inside, outside) x (sending, receiving): 4 of each worker."""
 
     dispatch: Float
-    """(M, 2, 2, W) link, direction, worker."""
+    """(S, 2, 2, W) link, direction, worker."""
     return_: Float
     dispatch_from: Bool
-    """(M, 2, W, W) link, source, destination: whether bytes move."""
+    """(S, 2, W, W) link, source, destination: whether bytes move."""
     return_from: Bool
 
     @classmethod
@@ -99,13 +106,16 @@ class Returns:
         self.seconds = seconds
         self.ready: list[Float] = []
         self.shared_starts: list[Float] = []
+        self._free = np.zeros_like(seconds[0])
 
     def start(self, ready: Float) -> None:
         """The next return may start: (2, W) by direction."""
-        count = len(self.ready)
-        free = self.shared_starts[-1] + 2 * self.seconds[count - 1] if count else 0.0
+        seconds = self.seconds[len(self.ready)]
+        begin = np.maximum(ready, self._free)
         self.ready.append(ready)
-        self.shared_starts.append(np.maximum(ready, free))
+        self.shared_starts.append(begin)
+        # a return of no bytes keeps nobody waiting
+        self._free = np.where(seconds > 0, begin + 2 * seconds, self._free)
 
     def delayed(self, done: Float) -> Float:
         """When a dispatch is through that would be at `done` without the returns so far."""
@@ -114,11 +124,12 @@ class Returns:
         return done
 
     def finish(self, dispatched: Float) -> tuple[Float, Float]:
-        """(M, 2, 2, W) starts and stops, given when each port's last dispatch is through."""
+        """(S, 2, 2, W) starts and stops, given when each port's last dispatch is through."""
         starts, stops = np.zeros_like(self.seconds), np.zeros_like(self.seconds)
         free = np.zeros_like(dispatched)
-        for c, (ready, seconds) in enumerate(zip(self.ready, self.seconds, strict=True)):
-            starts[c] = np.maximum(ready, free)
-            shared = np.clip((dispatched - starts[c]) / 2, 0.0, seconds)
-            stops[c] = free = starts[c] + seconds + shared
+        for s, (ready, seconds) in enumerate(zip(self.ready, self.seconds, strict=True)):
+            starts[s] = np.maximum(ready, free)
+            shared = np.clip((dispatched - starts[s]) / 2, 0.0, seconds)
+            stops[s] = starts[s] + seconds + shared
+            free = np.where(seconds > 0, stops[s], free)
         return starts, stops

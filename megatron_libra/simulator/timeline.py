@@ -1,21 +1,26 @@
-"""One layer's pass over a pool, chunk by chunk. In: seconds of computation, bytes, links. Out:
+"""One layer's pass over a pool, step by step. In: seconds of computation, bytes, links. Out:
 Timeline.
 
-A pass is a forward or a backward. Each worker has three streams (section 4.4):
+A pass is a forward or a backward. A step is a chunk of the near or of the far part, in the order of
+plan/parts.py. Each worker has three streams (section 4.4); with M = 2, near steps N inside a node
+and far ones F between nodes:
 
-    dispatch   | D0 | D1 | D2 | D3 |
-    compute    pack | early local | 0 | 1 | 2 | 3 | late local | wait | gather
-    return                            | R0 | R1 | R2 |      R3     |
+    dispatch   | N0 | N1 |
+               |   F0    |   F1    |
+    compute    pack | early local | N0 | F0 | F1 | N1 | late local | wait | gather
+    return                             | N0 |         | N1 |
+                                            |   F0    |   F1    |
 
-All dispatches are queued when chunk 0 is packed. Chunk c is computed when the worker has all of D_c
-and is done with chunk c - 1; then its return starts. Late local work runs under the last return.
+All dispatches are queued when step 0 is packed. Step s is computed when the worker has all of its
+dispatch D_s and is done with step s - 1; then its return R_s starts. Late local work runs under the
+last return.
 
 Links. A worker has a port into its node and one out of it, each of them full duplex: it sends and
 receives at once, at the port's bandwidth. An exchange takes message time plus bytes over bandwidth
 on each port. On a port, dispatches queue up behind each other, and so do returns; where both are
-under way they share the port equally. D_c is over on a worker when its own ports, and the sending
+under way they share the port equally. D_s is over on a worker when its own ports, and the sending
 ports of everybody who sends it something, are done with it: as in an all-to-all. A receiving port
-begins on R_c when the first of the worker's sources has computed chunk c.
+begins on R_s when the first of the worker's sources has computed step s.
 
 Overlap loss. Computation during an exchange takes longer by that share of the overlapped transfer
 time: 0 for copy engines, 0.2 to 0.3 for NCCL, whose kernels share the SMs. The schedule is made
@@ -24,6 +29,7 @@ once without it, the overlap measured, the computation stretched, and the schedu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,21 +55,30 @@ class PassCompute:
     """Seconds of computation of W workers, predicted or measured."""
 
     early: Float
-    """(W,) local work before the chunks."""
-    chunk: Float
-    """(M, W) each chunk of the exchanged part."""
+    """(W,) local work before the steps."""
+    steps: Float
+    """(S, W) each chunk of the exchanged parts."""
+    names: tuple[str, ...]
+    """(S,) what traces call the steps."""
     late: Float
-    """(W,) local work behind the chunks."""
+    """(W,) local work behind the steps."""
     pack: Float
-    """(W,) packing chunk 0, before anything can be sent."""
+    """(W,) packing step 0, before anything can be sent."""
     gather: Float
     """(W,) the last gather, when everything has come back."""
 
     @property
     def total(self) -> Float:
         """(W,) all of it."""
-        total: Float = self.pack + self.early + self.chunk.sum(axis=0) + self.late + self.gather
+        total: Float = self.pack + self.early + self.steps.sum(axis=0) + self.late + self.gather
         return total
+
+    @property
+    def merged(self) -> PassCompute:
+        """All work in one step, so that no transfer runs under any of it."""
+        none = np.zeros_like(self.early)
+        work = self.early + self.steps.sum(axis=0) + self.late
+        return replace(self, early=none, steps=work[None], names=("all",), late=none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Span:
 
     worker: int
     stream: str
-    """compute, dispatch or return."""
+    """compute, dispatch or return; far dispatch or far return, which others run beside."""
     name: str
     start_s: float
     stop_s: float
@@ -83,14 +98,16 @@ class Timeline:
     """When everything happens, in seconds since the layer's pass began on all workers."""
 
     compute_start: Float
-    """(M + 4, W): pack, early, chunk 0 .. M - 1, late, gather."""
+    """(S + 4, W): pack, early, step 0 .. S - 1, late, gather."""
     compute_stop: Float
     dispatch_start: Float
-    """(M, W) when the first byte of an exchange may leave or reach a worker."""
+    """(S, W) when the first byte of an exchange may leave or reach a worker."""
     dispatch_stop: Float
-    """(M, W) when a worker has all that it receives and sends of a chunk."""
+    """(S, W) when a worker has all that it receives and sends of a step."""
     return_start: Float
     return_stop: Float
+    names: tuple[str, ...]
+    """(S,) of the steps."""
 
     @property
     def end(self) -> Float:
@@ -105,13 +122,13 @@ class Timeline:
 
     @property
     def first_wait(self) -> Float:
-        """(W,) idle until chunk 0 has arrived: the exposed first dispatch."""
+        """(W,) idle until step 0 has arrived: the exposed first dispatch."""
         wait: Float = self.compute_start[2] - self.compute_stop[1]
         return wait
 
     @property
     def middle_wait(self) -> Float:
-        """(W,) idle between chunks."""
+        """(W,) idle between steps."""
         wait: Float = (self.compute_start[3:-2] - self.compute_stop[2:-3]).sum(axis=0)
         return wait
 
@@ -128,25 +145,28 @@ class Timeline:
 
     def spans(self) -> tuple[Span, ...]:
         """The bars of a trace, by worker and start; empty ones are left out."""
-        chunks = len(self.dispatch_start)
-        names = ["pack", "local early", *(f"chunk {c}" for c in range(chunks))]
-        rows = [
-            ("compute", [*names, "local late", "gather"], self.compute_start, self.compute_stop),
-            (
-                "dispatch",
-                [f"dispatch {c}" for c in range(chunks)],
-                self.dispatch_start,
-                self.dispatch_stop,
-            ),
-            ("return", [f"return {c}" for c in range(chunks)], self.return_start, self.return_stop),
-        ]
-        found = [
-            Span(worker, stream, name, float(starts[i, worker]), float(stops[i, worker]))
-            for stream, labels, starts, stops in rows
-            for i, name in enumerate(labels)
-            for worker in np.flatnonzero(stops[i] > starts[i]).tolist()
-        ]
+        work = ("pack", "local early", *self.names, "local late", "gather")
+        found = _bars("compute", work, self.compute_start, self.compute_stop)
+        for prefix, is_far in (("", False), ("far ", True)):
+            rows = [s for s, name in enumerate(self.names) if name.startswith("far") == is_far]
+            names = [self.names[s] for s in rows]
+            for stream, starts, stops in (
+                ("dispatch", self.dispatch_start, self.dispatch_stop),
+                ("return", self.return_start, self.return_stop),
+            ):
+                found += _bars(prefix + stream, names, starts[rows], stops[rows])
         return tuple(sorted(found, key=lambda s: (s.worker, s.start_s, s.stream)))
+
+
+def _bars(stream: str, names: Sequence[str], starts: Float, stops: Float) -> list[Span]:
+    """Bars one behind the other: where a worker waits for others, the next has begun already."""
+    before = np.maximum.accumulate(np.vstack([np.zeros_like(stops[:1]), stops]), axis=0)
+    starts = np.maximum(starts, before[:-1])
+    return [
+        Span(worker, stream, name, float(starts[i, worker]), float(stops[i, worker]))
+        for i, name in enumerate(names)
+        for worker in np.flatnonzero(stops[i] > starts[i]).tolist()
+    ]
 
 
 def simulate_pass(
@@ -186,37 +206,39 @@ class _Stream:
 
 
 def _schedule(compute: PassCompute, ports: Ports) -> Timeline:
-    """All starts and stops, chunk after chunk."""
+    """All starts and stops, step after step."""
     stream, returns = _Stream(len(compute.early)), Returns(ports.return_)
     stream.run(compute.pack)
     senders = earliest(stream.now, ports.dispatch_from.any(axis=(0, 1)))
     begins = np.stack([stream.now, senders])
     through = begins + np.cumsum(ports.dispatch, axis=0)
     stream.run(compute.early)
-    arrived = []
-    for c, seconds in enumerate(compute.chunk):
-        done = np.where(ports.dispatch[c] > 0, returns.delayed(through[c]), 0.0)
-        arrived.append(complete(done, ports.dispatch_from[c]))
+    sent, arrived = [], []
+    for s, seconds in enumerate(compute.steps):
+        used = ports.dispatch[s] > 0
+        done = np.where(used, returns.delayed(through[s]), 0.0)
+        begun = np.where(used, returns.delayed(through[s] - ports.dispatch[s]), np.inf)
+        arrived.append(complete(done, ports.dispatch_from[s]))
+        sent.append(np.minimum(begun.min(axis=(0, 1)), arrived[-1]))
         stream.run(seconds, not_before=arrived[-1])
-        sources = earliest(stream.now, ports.return_from[c].any(axis=0))
+        sources = earliest(stream.now, ports.return_from[s].any(axis=0))
         returns.start(np.stack([stream.now, sources]))
     stream.run(compute.late)
     return_start, return_stop = _returned(returns, ports, through[-1])
     stream.run(compute.gather, not_before=return_stop.max(axis=0))
-    dispatched = np.array(arrived)
-    queued = np.vstack([begins.min(axis=0)[None], dispatched[:-1]])
     return Timeline(
         compute_start=np.array(stream.starts),
         compute_stop=np.array(stream.stops[1:]),
-        dispatch_start=np.minimum(np.maximum.accumulate(queued, axis=0), dispatched),
-        dispatch_stop=dispatched,
+        dispatch_start=np.array(sent),
+        dispatch_stop=np.array(arrived),
         return_start=return_start,
         return_stop=return_stop,
+        names=compute.names,
     )
 
 
 def _returned(returns: Returns, ports: Ports, through: Float) -> tuple[Float, Float]:
-    """(M, W) start and stop of each return; both 0 on a worker that it does not touch."""
+    """(S, W) start and stop of each return; both 0 on a worker that it does not touch."""
     starts, stops = returns.finish(returns.delayed(through))
     used = ports.return_ > 0
     stop = complete(np.where(used, stops, 0.0), ports.return_from)
@@ -238,6 +260,6 @@ def _slowed(compute: PassCompute, timeline: Timeline, ports: Ports, loss: float)
     return replace(
         compute,
         early=compute.early + extra[0],
-        chunk=compute.chunk + extra[1:-1],
+        steps=compute.steps + extra[1:-1],
         late=compute.late + extra[-1],
     )

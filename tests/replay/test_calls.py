@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 from megatron_libra.replay.calls import call_of, table_of, worker_calls
-from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE, CallTable
+from megatron_libra.simulator.call_table import CallTable
 
 SHAPE = AttentionShape(query_heads=8, kv_heads=2, head_dim=4)
 
@@ -44,15 +45,23 @@ def test_a_worker_s_calls_are_its_rounds_in_time_order() -> None:
         part = plan.worker_plan(worker)
         calls = worker_calls(part)
         early = part.local.num_early_rounds
-        rounds = [*part.local.rounds[:early], *part.rounds, *part.local.rounds[early:]]
+        rounds = [
+            *part.local.rounds[:early],
+            *part.near.rounds,
+            *part.far.rounds,
+            *part.local.rounds[early:],
+        ]
         assert [call.num_queries.tolist() for call in calls] == [
             np.diff(each.cu_queries).tolist() for each in rounds
         ]
-        assert [call.part for call in calls] == sorted(call.part for call in calls)
+        assert [call.part for call in calls] == sorted(
+            (call.part for call in calls), key=(EARLY, NEAR, FAR, LATE).index
+        )
         for call in calls:
-            heads = (2, 1) if call.part == CHUNK else (8, 2)
+            is_chunk = call.part in (NEAR, FAR)
+            heads = (2, 1) if is_chunk else (8, 2)
             assert (call.query_heads, call.kv_heads) == heads
-            assert call.repeats == (2 if call.part == CHUNK else 1)
+            assert call.repeats == (2 if is_chunk else 1)
             assert call.round.query_start == call.round.key_start == 0
 
 
@@ -68,7 +77,7 @@ def test_the_table_of_a_plan_has_the_calls_of_its_workers() -> None:
     plan = _plan()
     table = CallTable.of_plan(plan)
     calls = {worker: worker_calls(plan.worker_plan(worker)) for worker in range(4)}
-    assert {EARLY, CHUNK, LATE} <= set(table.part.tolist())
+    assert {NEAR, FAR, EARLY, LATE} == set(table.part.tolist())
     for worker, mine in calls.items():
         of_plan = sorted(
             (int(table.part[c]), int(table.query_heads[c]), *_sums(table, c))

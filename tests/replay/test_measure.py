@@ -10,11 +10,11 @@ import torch
 
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.executor.kernels.reference import ReferenceKernel
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.pool_plan import plan_pool
 from megatron_libra.replay.calls import KernelCall, call_of, worker_calls
 from megatron_libra.replay.measure import CallSeconds, CallTimer, gather_gb_s, measure_worker
 from megatron_libra.replay.timing import median_seconds, run_seconds
-from megatron_libra.simulator.call_table import CHUNK, EARLY
 
 CPU = torch.device("cpu")
 
@@ -96,7 +96,7 @@ def test_a_local_call_that_is_too_large_is_divided_by_heads(
     monkeypatch.setattr(timer, "_measured", lambda call: CallSeconds(1.0, call.query_heads))
     assert timer.seconds(replace(_call(queries=2), part=EARLY)) == CallSeconds(2.0, 4.0)
     with pytest.raises(ValueError, match="too many heads"):
-        timer.seconds(replace(_call(queries=3), part=CHUNK))
+        timer.seconds(replace(_call(queries=3), part=FAR))
 
 
 def test_a_worker_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +117,14 @@ def test_a_worker_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
         part = plan.worker_plan(worker)
         seconds = measure_worker(worker_calls(part), timer)
         local, chunk = part.local.query.num_rows, part.num_query_rows
-        assert seconds.forward[0] + seconds.forward[2] == local
-        assert seconds.forward[1] == chunk and seconds.chunks == (2 if chunk else 1)
+        assert seconds.forward[EARLY] + seconds.forward[LATE] == local
+        assert seconds.forward[NEAR] == part.near.query.num_rows
+        assert seconds.forward[FAR] == part.far.query.num_rows
+        assert seconds.chunks == (2 if chunk else 1)
         assert seconds.forward_s == local + 2 * chunk
         assert seconds.backward_s == 2 * seconds.forward_s
         early = sum(c.round.query_stop for c in worker_calls(part) if c.part == EARLY)
-        assert seconds.forward[0] == early
+        assert seconds.forward[EARLY] == early
 
 
 def test_host_seconds_and_gathers_are_measured() -> None:

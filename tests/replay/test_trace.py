@@ -24,7 +24,12 @@ def _timeline() -> Timeline:
     """Worker 0 sends a chunk to worker 1 in 1 s, which computes it in 2 s and sends it back."""
     zero, moved = np.zeros(2), np.array([[[0.0, 1e9], [0.0, 0.0]]])
     compute = PassCompute(
-        early=zero, chunk=np.array([[0.0, 2.0]]), late=zero, pack=zero, gather=zero
+        early=zero,
+        steps=np.array([[0.0, 2.0]]),
+        names=("far 0",),
+        late=zero,
+        pack=zero,
+        gather=zero,
     )
     links = Links(intra_node_gb_s=1, inter_node_gb_s=1, message_us=0, overlap_loss=0)
     traffic = PassTraffic(moved, moved.transpose(0, 2, 1))
@@ -34,10 +39,9 @@ def _timeline() -> Timeline:
 def test_backward_begins_when_the_slowest_worker_is_done() -> None:
     spans = layer_spans(_timeline(), _timeline())
     chunks = [(s.name, s.start_s, s.stop_s) for s in spans if s.stream == "compute"]
-    assert chunks == [("forward chunk 0", 1, 3), ("backward chunk 0", 5, 7)]
-    assert {s.name for s in layer_spans(_timeline())} == {
-        "forward chunk 0", "forward dispatch 0", "forward return 0",
-    }  # fmt: skip
+    assert chunks == [("forward far 0", 1, 3), ("backward far 0", 5, 7)]
+    streams = {(s.stream, s.name) for s in layer_spans(_timeline())}
+    assert streams == {(x, "forward far 0") for x in ("compute", "far dispatch", "far return")}
 
 
 def test_a_row_for_each_track_and_worker_and_a_thread_for_each_stream(tmp_path: Path) -> None:
@@ -55,7 +59,7 @@ def test_a_row_for_each_track_and_worker_and_a_thread_for_each_stream(tmp_path: 
     ]  # fmt: skip
     bars = [event for event in value["traceEvents"] if event["ph"] == "X"]
     assert len(bars) == len(spans) + 1
-    chunk = next(bar for bar in bars if bar["name"] == "forward chunk 0")
+    chunk = next(bar for bar in bars if bar["cat"] == "compute")
     assert names[chunk["pid"]] == "predicted, worker 1"
     assert (chunk["tid"], chunk["ts"], chunk["dur"]) == (0, 1e6, 2e6)
     threads = {
@@ -63,7 +67,8 @@ def test_a_row_for_each_track_and_worker_and_a_thread_for_each_stream(tmp_path: 
         for event in value["traceEvents"]
         if event["name"] == "thread_name"
     }
-    assert threads == {"compute": 0, "dispatch": 1, "return": 2}
+    names = ("compute", "dispatch", "return", "far dispatch", "far return")
+    assert threads == {name: number for number, name in enumerate(names)}
 
 
 @dataclass

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.pool_plan import plan_pool
 from megatron_libra.simulator.calibration import BUILT_IN, built_in, load_cost_model, model_json
 from megatron_libra.simulator.call_cost import PassCost
-from megatron_libra.simulator.call_table import CHUNK, EARLY, LATE, CallTable
+from megatron_libra.simulator.call_table import CallTable, part_weights
 from megatron_libra.simulator.cost_model import CostModel, part_seconds, pass_compute, predict
 from megatron_libra.simulator.pool_work import PoolWork
 from megatron_libra.simulator.tiling import Tiling
@@ -33,8 +34,9 @@ CALLS = replace(
         kv_heads=[1, 2, 1, 1],
     ),
     worker=np.array([0, 0, 1, 1]),
-    part=np.array([CHUNK, LATE, CHUNK, CHUNK]),
+    part=np.array([NEAR, LATE, NEAR, NEAR]),
 )
+NOTHING = np.zeros((2, 2), np.int64)
 WORK = PoolWork(
     head_dim=8,
     chunks=2,
@@ -43,10 +45,10 @@ WORK = PoolWork(
     max_tile=500,
     pairs=np.array([37, 10]),
     calls=CALLS,
-    query_bytes=np.array([[0, 800], [0, 0]]),
-    kv_bytes=np.array([[0, 600], [0, 0]]),
-    own_query_bytes=np.array([400, 200]),
-    own_kv_bytes=np.array([0, 100]),
+    query_bytes=np.array([[[0, 800], [0, 0]], NOTHING]),
+    kv_bytes=np.array([[[0, 600], [0, 0]], NOTHING]),
+    own_query_bytes=np.array([[400, 200], [0, 0]]),
+    own_kv_bytes=np.array([[0, 100], [0, 0]]),
     local_query_bytes=np.array([300, 0]),
     resident_kv_bytes=np.array([600, 600]),
     same_node=np.ones((2, 2), bool),
@@ -56,18 +58,21 @@ WORK = PoolWork(
 def test_kernel_calls_by_hand(model: CostModel) -> None:
     """A pair and head is 1 ms forward and 2 ms backward, a query row and head 0.1 ms."""
     forward = part_seconds(WORK, model, backward=False)
-    assert forward[CHUNK] == pytest.approx([34 * 2e-3 + 8e-4, 10 * 2e-3 + 10e-4])
+    assert forward[NEAR] == pytest.approx([34 * 2e-3 + 8e-4, 10 * 2e-3 + 10e-4])
     assert forward[LATE] == pytest.approx([3 * 4e-3 + 8e-4, 0])
-    assert forward[EARLY].tolist() == [0, 0]
+    assert forward[EARLY].tolist() == forward[FAR].tolist() == [0, 0]
     backward = part_seconds(WORK, model, backward=True)
-    assert backward[CHUNK] == pytest.approx([34 * 4e-3 + 8e-4, 10 * 4e-3 + 10e-4])
+    assert backward[NEAR] == pytest.approx([34 * 4e-3 + 8e-4, 10 * 4e-3 + 10e-4])
 
 
 def test_the_host_issues_calls_no_faster(model: CostModel) -> None:
     """50 ms a call: worker 1 has two of them in a chunk, worker 0 one of 68.8 ms."""
     parts = part_seconds(WORK, model, backward=False)
     compute = pass_compute(WORK, parts, model, backward=False)
-    assert compute.chunk == pytest.approx(np.array([[68.8e-3, 0.1]] * 2))
+    assert compute.names == ("near 0", "far 0", "far 1", "near 1")
+    assert compute.steps == pytest.approx(
+        np.array([[68.8e-3, 0.1], [0, 0], [0, 0], [68.8e-3, 0.1]])
+    )
     assert compute.late == pytest.approx([0.05, 0])
 
 
@@ -105,18 +110,23 @@ def test_other_nodes_have_their_own_bandwidth(model: CostModel) -> None:
 
 
 def test_kv_travels_with_the_first_chunk_and_its_gradient_with_the_last() -> None:
-    work = replace(WORK, chunks=4, kv_pieces=2)
+    """In both parts; steps are near 0, near 1, far 0 .. 3, near 2, near 3."""
+    far = {"query_bytes": [[0, 400], [0, 0]], "kv_bytes": [[0, 20], [0, 0]]}
+    both = {name: getattr(WORK, name) + [NOTHING, moved] for name, moved in far.items()}
+    work = replace(WORK, chunks=4, kv_pieces=2, **both)
     forward, backward = (work.traffic(backward=b) for b in (False, True))
-    assert forward.dispatch[:, 0, 1].tolist() == [200 + 300, 200, 200 + 300, 200]
-    assert forward.return_[:, 1, 0].tolist() == [200] * 4
-    assert backward.dispatch[:, 0, 1].tolist() == [200] * 4
-    assert backward.return_[:, 1, 0].tolist() == [200, 200 + 300, 200, 200 + 300]
+    queries = [200, 200, 100, 100, 100, 100, 200, 200]
+    brings, finishes = [300, 0, 10, 0, 10, 0, 300, 0], [0, 300, 0, 10, 0, 10, 0, 300]
+    assert forward.dispatch[:, 0, 1].tolist() == np.add(queries, brings).tolist()
+    assert forward.return_[:, 1, 0].tolist() == queries
+    assert backward.dispatch[:, 0, 1].tolist() == queries
+    assert backward.return_[:, 1, 0].tolist() == np.add(queries, finishes).tolist()
 
 
 def test_rows_are_gathered_at_the_speed_of_memory(model: CostModel) -> None:
     """Worker 0 packs 400 + 600 bytes to send and 200 of Q to keep, reads and writes."""
     slow = replace(model, gather_gb_s=1e-6)
-    compute = pass_compute(WORK, np.zeros((3, 2)), slow, backward=False)
+    compute = pass_compute(WORK, np.zeros((4, 2)), slow, backward=False)
     assert compute.pack == pytest.approx([2 * 1.2, 2 * (0.1 + 0.1)])
     assert compute.early == pytest.approx([2 * 0.6, 2 * 0.1])
     assert compute.gather == pytest.approx([2 * (0.3 + 0.8 + 0.4), 2 * 0.2])
@@ -146,19 +156,24 @@ def test_work_of_a_plan_by_hand() -> None:
     )
     work = PoolWork.of(plan, workers_per_node=1)
     assert work.pairs.tolist() == [10, 26]
-    assert work.kv_bytes.tolist() == [[0, 4 * 2 * 2 * 8 * 2], [0, 0]]
+    assert work.kv_bytes.tolist() == [[[0, 4 * 2 * 2 * 8 * 2], [0, 0]], [[0, 0], [0, 0]]]
     assert not work.query_bytes.any()
     assert work.worker_bytes.tolist() == [256 * 1, 256]
     assert work.inter_node_bytes == 256
     assert work.resident_kv_bytes.tolist() == [256, 512]
-    assert work.calls.part.tolist() == [CHUNK, EARLY]
+    assert work.calls.part.tolist() == [NEAR, EARLY]
     assert work.calls.query_heads.tolist() == [2, 4] and work.calls.kv_heads.tolist() == [1, 2]
     assert work.calls.worker.tolist() == [1, 0] and work.calls.num_keys.tolist() == [8, 4]
-    assert work.own_query_bytes.tolist() == [0, 4 * 4 * 8 * 2]
+    assert work.own_query_bytes.tolist() == [[0, 4 * 4 * 8 * 2], [0, 0]]
     assert work.local_query_bytes.tolist() == [4 * 4 * 8 * 2, 0]
     assert work.tile_over_target == pytest.approx(26 / (1.03 * 18))
     assert work.imbalance == pytest.approx(26 / 18 - 1)
     assert PoolWork.of(plan, workers_per_node=2).inter_node_bytes == 0
+
+
+def off_diagonal(matrix: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """What moves."""
+    return matrix * ~np.eye(len(matrix), dtype=bool)
 
 
 @pytest.mark.parametrize("placer", ["home_first", "paper", "ulysses"])
@@ -171,7 +186,9 @@ def test_bytes_are_those_of_the_plan(placer: str) -> None:
     )
     work = PoolWork.of(plan, workers_per_node=2)
     assert (work.traffic_bytes == plan.traffic_bytes).all()
-    repeats = np.where(work.calls.part == CHUNK, work.chunks, 1)
+    assert (work.query_bytes[NEAR] == off_diagonal(plan.near.query_rows * 4 * 16)).all()
+    assert (work.kv_bytes[FAR] == off_diagonal(plan.far.kv_rows * 2 * 16)).all()
+    repeats = part_weights(work.chunks)[work.calls.part]
     rows = work.calls.sum(work.calls.num_queries.astype(float)) * work.calls.query_heads * repeats
     assert rows.sum() == 8 * sum(map(sum, plan.sequences))
 

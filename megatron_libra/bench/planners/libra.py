@@ -32,4 +32,4 @@ def plan_tiles(pool: BenchPool, **choices: Any) -> Outcome:
     """Plan a pool and count the plan."""
     plan = make_plan(pool, **choices)
     work = PoolWork.of(plan, workers_per_node=pool.context_parallel_size)
-    return Outcome(plan.loads, work.query_bytes, work.kv_bytes)
+    return Outcome(plan.loads, work.query_bytes.sum(axis=0), work.kv_bytes.sum(axis=0))
