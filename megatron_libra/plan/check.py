@@ -148,6 +148,7 @@ def _arrivals(
         rows = own.recv_row[own.recv_peer == peer]
         for index, row in zip(sent.tolist(), rows.tolist(), strict=True):
             token, count = int(theirs.send_token[index]), int(theirs.send_count[index])
+            _require(row + count <= own.num_rows, f"a {kind} row arrives behind the last")
             _require(bool((flat[row : row + count] == -1).all()), f"a {kind} row arrives twice")
             held = tokens.local[peer]
             _require(token + count <= len(held), f"a {kind} range leaves its home's tokens")

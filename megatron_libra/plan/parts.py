@@ -2,13 +2,14 @@
 
 In: blocks, homes, tile workers. Out: the part of every fragment, by head shard.
 
-A fragment is *local* if its home computes all head shards of it and holds all its keys: it never
-enters an exchange, and all heads are computed in one call, as if there were no shards. What is left
-is *near* on a worker of its own slot, and *far* on the worker of another one. Pools stand on whole
-nodes, so near rows mostly travel inside a node and far rows between nodes. The chunk pipeline
-(section 4.4) computes the far part in the middle, where the near part hides its first dispatch and
-its last return; local work hides those of the near part, the early half the first and the late half
-the last. Example, one sample of 8 tokens on CP = 2 contiguous, B = 2, every block at its home:
+A fragment is *local* if its home computes all head shards of it and of the sample before it: it
+never enters an exchange, and all heads are computed in one call, as if there were no shards, with
+queries and keys where the home has them. What is left is *near* on a worker of its own slot, and
+*far* on the worker of another one. Pools stand on whole nodes, so near rows mostly travel inside a
+node and far rows between nodes. The chunk pipeline (section 4.4) computes the far part in the
+middle, where the near part hides its first dispatch and its last return; local work hides those of
+the near part, the early half the first and the late half the last. Example, one sample of 8 tokens
+on CP = 2 contiguous, B = 2, every block at its home:
 
     home        0 0 0 0 | 1 1 1 1
     part        local     near           (the keys of tokens 4..7 begin on worker 0)
@@ -42,9 +43,7 @@ def pipeline_order(chunks: int) -> tuple[tuple[int, int], ...]:
     return (*near[:first], *far, *near[first:])
 
 
-def parts_of(
-    samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worker: Int64, kv_fetch: str
-) -> Int64:
+def parts_of(samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worker: Int64) -> Int64:
     """The part of every fragment of a head shard.
 
     Args:
@@ -56,8 +55,8 @@ def parts_of(
         nothing has no LATE ones.
     """
     home = blocks.home[np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))]
-    is_local = (worker == home).all(axis=0)
-    is_local &= _has_keys_at_home(samples, blocks, layout, kv_fetch)
+    is_local = (worker == home).all(axis=0) & _has_keys_at_home(samples, blocks, layout)
+    is_local = _starting(is_local, blocks.fragment_sample)
     slot = worker // layout.context_parallel_size
     part = np.where(slot == samples.slot[blocks.fragment_sample], NEAR, FAR).astype(np.int64)
     part[:, is_local] = EARLY
@@ -72,16 +71,22 @@ def parts_of(
     return part
 
 
-def _has_keys_at_home(
-    samples: SamplePool, blocks: BlockTable, layout: TokenLayout, kv_fetch: str
-) -> Bool:
-    """(F,) whether all keys that a fragment fetches are on its own home."""
-    sample = blocks.fragment_sample
-    num_keys = samples.length[sample] if kv_fetch == "group" else blocks.fragment_stop
-    first = samples.start[sample] // layout.piece_tokens
-    last = (samples.start[sample] + num_keys - 1) // layout.piece_tokens
+def _has_keys_at_home(samples: SamplePool, blocks: BlockTable, layout: TokenLayout) -> Bool:
+    """(F,) whether all keys that a fragment attends to are on its own home."""
+    start = samples.start[blocks.fragment_sample]
+    first = start // layout.piece_tokens
+    last = (start + blocks.fragment_stop - 1) // layout.piece_tokens
     # only the two middle pieces of a zigzag layout are neighbours on one worker
     found: Bool = (last - first <= 1) & (layout.piece_rank[first] == layout.piece_rank[last])
+    return found
+
+
+def _starting(is_local: Bool, sample: Int64) -> Bool:
+    """Those whose whole sample up to them is marked: one range of queries and keys a sample."""
+    missing = np.cumsum(~is_local)
+    first = np.flatnonzero(np.diff(sample, prepend=-1))
+    before = missing[first] - ~is_local[first]
+    found: Bool = missing == np.repeat(before, np.diff(first, append=len(sample)))
     return found
 
 

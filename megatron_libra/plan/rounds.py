@@ -106,15 +106,15 @@ def order_rows(
     """Ranges, groups and entries of all workers, given the worker of every tile."""
     block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
     worker = tile_worker.reshape(-1, heads.head_split).T[:, block]
-    part = parts_of(samples, blocks, layout, worker, kv_fetch)
-    near, far, early, late = (
-        _order_part(samples, blocks, cut, np.where(part == p, worker, NOBODY)[:shards], kv_fetch)
-        for p, cut, shards in (
-            (NEAR, heads, heads.head_split),
-            (FAR, heads, heads.head_split),
-            (EARLY, heads.whole, 1),
-            (LATE, heads.whole, 1),
-        )
+    part = parts_of(samples, blocks, layout, worker)
+    near, far = (
+        _order_part(samples, blocks, heads, np.where(part == p, worker, NOBODY), kv_fetch)
+        for p in (NEAR, FAR)
+    )
+    # local ranges need no key behind them, whatever is fetched otherwise
+    early, late = (
+        _order_part(samples, blocks, heads.whole, np.where(part == p, worker, NOBODY)[:1], "prefix")
+        for p in (EARLY, LATE)
     )
     size = samples.num_slots * layout.context_parallel_size
     rounds, rows, keys = np.zeros((3, size), np.int64)

@@ -96,7 +96,8 @@ class ExchangedPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """Work whose queries and keys are all at home, never exchanged. A row is a token, all heads."""
+    """Work whose queries and keys are all at home, never exchanged. A row is a token, all heads; an
+    entry of a round is the start of a sample, as many queries as keys, each sample in one round."""
 
     query: WorkerRoute
     kv: WorkerRoute

@@ -26,13 +26,15 @@ def test_the_drawn_order():
 
 @pytest.mark.parametrize("load_slack", [0.0, 0.2])
 def test_local_tokens_are_those_whose_shards_all_stayed(load_slack):
-    """CP = 1, so keys are at home: a token is local where its home computes every shard."""
+    """CP = 1, so keys are at home: local is the start of a sample, as far as its home computes every
+    shard."""
     config = LibraConfig(pool_size=2, block_size=8, head_split=2, chunks=1, load_slack=load_slack)
     plan = plan_pool(
         [[30, 10], [4, 4]], context_parallel_size=1, shape=SHAPE, config=config, seq_length=40
     )
     tiles = plan.tiles
     stayed = np.zeros((2, 2, 40), np.int64)
+    samples = ((0, 30), (30, 40)), ((0, 4), (4, 8))
     for slot, shard, start, stop, home, worker in zip(
         tiles.slot, tiles.head_shard, tiles.start, tiles.stop, tiles.home, tiles.worker, strict=True
     ):
@@ -40,7 +42,10 @@ def test_local_tokens_are_those_whose_shards_all_stayed(load_slack):
     assert 0 < stayed.sum() < 2 * 48  # some tiles moved
     for slot in range(2):
         part = plan.worker_plan(slot)
-        whole = int(stayed[slot].all(axis=0).sum())
+        whole = sum(
+            int(np.cumprod(stayed[slot, :, start:stop].all(axis=0)).sum())
+            for start, stop in samples[slot]
+        )
         assert part.local.query.num_rows == whole
         assert part.near.query.num_rows == int(stayed[slot].sum()) - 2 * whole
 

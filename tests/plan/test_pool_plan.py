@@ -147,12 +147,13 @@ def test_distant_blocks_of_one_sample_need_two_rounds_and_a_filler():
     assert [r.cu_queries.tolist() for r in worker.near.rounds] == [[0, 2]]
     assert [r.cu_keys.tolist() for r in worker.near.rounds] == [[0, 8]]
     assert [r.cu_keys.tolist() for r in worker.local.rounds] == [[0, 2]]
-    # when whole groups are fetched, tokens 0 and 1 need keys of worker 1 as well
-    whole = plan([[8]], 2, 8, shape=result.shape, placer="home", block_size=2, kv_fetch="group")
-    rounds = whole.worker_plan(0).near.rounds
-    assert whole.worker_plan(0).local.rounds == ()
+    # worker 2 holds positions 4 5 and 10 11 of a sample that starts elsewhere: two rounds
+    result = plan([[2, 14]], 4, 16, shape=result.shape, placer="home", block_size=2)
+    worker = result.worker_plan(2)
+    rounds = worker.near.rounds
+    assert worker.local.rounds == ()
     assert [r.cu_queries.tolist() for r in rounds] == [[0, 2], [0, 2, 2]]
-    assert [r.cu_keys.tolist() for r in rounds] == [[0, 8], [0, 2, 8]]
+    assert [r.cu_keys.tolist() for r in rounds] == [[0, 10], [0, 4, 10]]
 
 
 def test_shards_that_share_a_kv_head_fetch_it_once():
@@ -172,12 +173,12 @@ def test_shards_that_share_a_kv_head_fetch_it_once():
         ("query", "token", "queries|mixes samples|never or more"),
         ("query", "row", "arrives"),
         ("kv", "token", "keys|key twice|leaves its home"),
-        ("kv", "count", "arrives|prefix|key"),
+        ("kv", "count", "arrives|prefix|key|leaves its home"),
         ("entries", "num_keys", "keys|entry"),
     ],
 )
 def test_a_tampered_plan_is_found(table, column, line):
-    result = plan([[40], [7, 9]], 2, 40, placer="home_first", block_size=4, kv_fetch="group")
+    result = plan([[17, 23], [7, 9]], 2, 40, placer="home", block_size=4, kv_fetch="group")
     part = result if table == "tiles" else result.near
     columns = getattr(part, table)
     values = getattr(columns, column).copy()
