@@ -232,7 +232,9 @@ def plan_pool(
     layout = _layout(sequences, config, context_parallel_size, seq_length)
     samples = read_samples(sequences, layout.seq_length)
     config = _with_chunks(config, samples, layout, shape)
-    blocks = cut_blocks(samples, layout, config.block_size)
+    # Algorithm 2 shall see the paper's blocks
+    at_long_ends = config.placer == "home_first"
+    blocks = cut_blocks(samples, layout, config.block_size, at_long_ends=at_long_ends)
     problem = PlacementProblem.of(samples, blocks, layout, shape, config)
     worker = PLACERS[config.placer](problem)
     compute = order_rows(samples, blocks, layout, problem.heads, worker, config.kv_fetch)

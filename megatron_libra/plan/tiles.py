@@ -4,8 +4,10 @@ In: samples, layout, B, H. Out: blocks and, once they are placed, tiles.
 
 Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding
 tail is in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token
-order, shard). A fragment is the part of a block inside one sample. Example, one sequence of samples
-5 and 3, CP = 2 contiguous, B = 4:
+order, shard). A fragment is the part of a block inside one sample. Beyond the paper, blocks may be
+cut behind long samples too: whoever computes the last queries of a long sample with the first ones
+of others needs all keys of it for all of them. Example, one sequence of samples 5 and 3, CP = 2
+contiguous, B = 4:
 
     token      0 1 2 3 | 4 5 6 7
     sample     0 0 0 0   0 1 1 1        fragments: block 0 = sample 0 [0, 4)
@@ -27,6 +29,8 @@ __all__ = ["BlockTable", "TileTable", "causal_pairs", "cut_blocks"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
+LONG_SAMPLE = 16
+"""Blocks of a sample behind which a block may end early: at most one block in 16 more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +100,21 @@ def causal_pairs(start: Int64, stop: Int64) -> Int64:
     return (stop * (stop + 1) - start * (start + 1)) // 2
 
 
-def cut_blocks(samples: SamplePool, layout: TokenLayout, block_size: int) -> BlockTable:
-    """All blocks of a pool, slot-major and in token order."""
+def cut_blocks(
+    samples: SamplePool, layout: TokenLayout, block_size: int, *, at_long_ends: bool = False
+) -> BlockTable:
+    """All blocks of a pool, slot-major and in token order.
+
+    Args:
+        at_long_ends: cut behind samples of at least LONG_SAMPLE * block_size tokens too; else only
+            as in the paper.
+    """
     slot, start, stop, home = _blocks(samples, layout, block_size)
     length = layout.seq_length
+    if at_long_ends:
+        is_long = samples.length >= LONG_SAMPLE * block_size
+        ends = (samples.slot * length + samples.start + samples.length)[is_long]
+        slot, start, stop, home = _cut_at(ends, slot, start, stop, home, length)
     block_key, sample_key = slot * length + start, samples.slot * length + samples.start
     fragment_key = np.union1d(block_key, sample_key)
     block = np.searchsorted(block_key, fragment_key, side="right") - 1
@@ -138,3 +153,17 @@ def _blocks(
     stop = np.minimum(start + block_size, piece_start[piece[row]] + tokens[row])
     home = slot[row] * layout.context_parallel_size + layout.piece_rank[piece[row]]
     return slot[row].astype(np.int64), start, stop, home.astype(np.int64)
+
+
+def _cut_at(
+    cuts: Int64, slot: Int64, start: Int64, stop: Int64, home: Int64, length: int
+) -> tuple[Int64, Int64, Int64, Int64]:
+    """The columns of _blocks with the blocks cut at flat tokens slot * L + position."""
+    key, stop_key = slot * length + start, slot * length + stop
+    cut = np.searchsorted(key, cuts, side="right") - 1  # the block that a cut is in or behind
+    inside = (cuts > key[cut]) & (cuts < stop_key[cut])
+    keys = np.sort(np.concatenate([key, cuts[inside]]))
+    block = np.searchsorted(key, keys, side="right") - 1
+    behind = np.minimum(stop_key[block], np.append(keys[1:], stop_key[-1:]))
+    offset = slot[block] * length
+    return slot[block], keys - offset, behind - offset, home[block]

@@ -146,6 +146,30 @@ def test_balanced_homes_move_no_query():
     assert (result.tiles.worker == result.tiles.home).all()
 
 
+def test_a_stray_starts_where_the_block_before_it_does():
+    """Pieces of 32 tokens. A sample of 65 leaves a query on worker 2, which would fetch 64 keys
+    for it; it is computed where the block before it is.
+    """
+    sequences = [[65, 63], [8] * 16]
+    result = plan(sequences, 4, 128, layout="contiguous", block_size=4, load_slack=0.5)
+    tiles = result.tiles
+    stray = np.flatnonzero((tiles.slot == 0) & (tiles.start == 64))
+    assert tiles.stop[stray].tolist() == [65] and tiles.home[stray].tolist() == [2]
+    before = np.flatnonzero((tiles.slot == 0) & (tiles.stop == 64))
+    assert tiles.worker[stray] == tiles.worker[before] != 2
+    check_plan(result)
+
+
+def test_algorithm_2_sees_the_paper_s_blocks():
+    """Only the default cuts behind the long sample."""
+    sequences = [[65, 63], [8] * 16]
+    cut = {
+        placer: set(plan(sequences, 4, 128, placer=placer, block_size=4).tiles.start.tolist())
+        for placer in ("home_first", "paper", "home")
+    }
+    assert cut["paper"] == cut["home"] == set(range(0, 128, 4)) == cut["home_first"] - {65}
+
+
 def longtail_sequences(rng, num_slots, seq_length):
     sequences = []
     for _ in range(num_slots):

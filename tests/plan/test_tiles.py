@@ -5,12 +5,12 @@ import pytest
 
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import read_samples
-from megatron_libra.plan.tiles import causal_pairs, cut_blocks
+from megatron_libra.plan.tiles import LONG_SAMPLE, causal_pairs, cut_blocks
 
 
-def blocks_of(sequences, seq_length, cp, block_size, kind="zigzag"):
+def blocks_of(sequences, seq_length, cp, block_size, kind="zigzag", **options):
     samples = read_samples(sequences, seq_length)
-    return cut_blocks(samples, TokenLayout(kind, seq_length, cp), block_size)
+    return cut_blocks(samples, TokenLayout(kind, seq_length, cp), block_size, **options)
 
 
 def test_block_across_samples_by_hand():
@@ -33,6 +33,45 @@ def test_blocks_are_cut_inside_home_pieces():
 def test_block_size_that_divides_the_piece_cuts_at_global_positions():
     table = blocks_of([[32]], 32, 2, 4)
     assert table.start.tolist() == list(range(0, 32, 4))
+
+
+def test_blocks_end_with_long_samples_by_hand():
+    """B = 2: 33 tokens are a long sample, 31 are not. The block [32, 34) of slot 0 is cut behind
+    token 33; the end of slot 1's long sample is that of a block already.
+    """
+    sequences = [[33, 31], [31, 33]]
+    usual = blocks_of(sequences, 64, 1, 2)
+    table = blocks_of(sequences, 64, 1, 2, at_long_ends=True)
+    starts = usual.start.tolist()
+    assert table.start.tolist() == [*starts[:17], 33, *starts[17:]]
+    assert table.stop[15:19].tolist() == [32, 33, 34, 36]
+    assert table.pairs[15:19].tolist() == [31 + 32, 33, 1, 2 + 3]
+    assert table.home.tolist() == [0] * 33 + [1] * 32
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_cut_at_long_ends_are_the_usual_ones_with_a_few_cuts_more(seed):
+    rng = np.random.default_rng(seed)
+    sequences = [rng.integers(1, 200, rng.integers(0, 12)).tolist() for _ in range(4)]
+    length, block = 2400, int(rng.integers(1, 12))
+    usual, table = (blocks_of(sequences, length, 3, block, at_long_ends=x) for x in (False, True))
+    starts, stops = (table.slot * length + x for x in (table.start, table.stop))
+    covered = np.zeros(4 * length, int)
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        covered[start:stop] += 1
+    assert covered.tolist() == [int(t < sum(row)) for row in sequences for t in range(length)]
+    ends = {
+        slot * length + end
+        for slot, row in enumerate(sequences)
+        for size, end in zip(row, np.cumsum(row).tolist(), strict=True)
+        if size >= LONG_SAMPLE * block
+    }
+    paper = set((usual.slot * length + usual.start).tolist())
+    assert (
+        paper <= set(starts.tolist()) <= paper | ends <= set(starts.tolist()) | set(stops.tolist())
+    )
+    assert table.num_blocks <= usual.num_blocks * (1 + 1 / LONG_SAMPLE)
+    assert table.pairs.sum() == usual.pairs.sum()
 
 
 def test_padding_tail_and_empty_slots_have_no_blocks():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.placers.problem import PlacementProblem
 from megatron_libra.plan.tiles import causal_pairs
 
-__all__ = ["Shed", "shed_tiles"]
+__all__ = ["Shed", "main_fragments", "shed_tiles"]
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -41,7 +41,7 @@ class Shed:
 
 def shed_tiles(problem: PlacementProblem, load: Int64) -> Shed:
     """What workers above C give away; load (W,) is that of the homes."""
-    main = _main_fragments(problem)
+    main = main_fragments(problem)
     giver = np.flatnonzero(load[problem.blocks.home] > problem.load_target)
     tile = _in_order(problem, main, giver)
     home, pairs = problem.tile_home[tile], problem.tile_pairs[tile]
@@ -51,7 +51,7 @@ def shed_tiles(problem: PlacementProblem, load: Int64) -> Shed:
     return _by_group(problem, main, tile[before < load[home] - problem.load_target])
 
 
-def _main_fragments(problem: PlacementProblem) -> Int64:
+def main_fragments(problem: PlacementProblem) -> Int64:
     """(N,) the fragment with the most pairs of each block; its sample names the KV group."""
     blocks = problem.blocks
     pairs = causal_pairs(blocks.fragment_start, blocks.fragment_stop)
