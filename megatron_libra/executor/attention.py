@@ -67,9 +67,10 @@ def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: i
     framework mostly holds anyway, and the log-sum-exp.
     """
     heads, plan, shape = bound_plan.heads, bound_plan.plan, bound_plan.plan.shape
-    query = plan.num_query_rows * heads.query_heads_per_shard
-    query += plan.local.query.num_rows * shape.query_heads
-    kv = plan.num_kv_rows * heads.kv_heads_per_shard + plan.local.kv.num_rows * shape.kv_heads
+    in_place = bound_plan.local.rows.index is None
+    tokens = plan.num_local_tokens if in_place else plan.local.query.num_rows
+    query = plan.num_query_rows * heads.query_heads_per_shard + tokens * shape.query_heads
+    kv = plan.num_kv_rows * heads.kv_heads_per_shard + tokens * shape.kv_heads
     lse = query * max(4, bytes_per_element)
     if backward_kv == "refetch":
         elements = plan.num_local_tokens * 2 * (shape.query_heads + shape.kv_heads)
@@ -92,10 +93,9 @@ class _LibraAttention(torch.autograd.Function):
         if ctx.refetch:
             kept = [q, k, v, result.out]
         else:
-            # a view of an output must not be saved, and one of an input need not
-            local, query, kv = result.local, bound.local.query.is_view, bound.local.kv.is_view
-            kept = [q if query else local.q, k if kv else local.k, v if kv else local.v]
-            kept.append(result.out if query else local.out)
+            # computed in place, these are the inputs and the output themselves
+            local, in_place = result.local, bound.local.rows.index is None
+            kept = [local.q, local.k, local.v, result.out if in_place else local.out]
             for step, computed in zip(bound.steps, result.steps, strict=True):
                 kept += [computed.q, computed.out]
                 kept += [computed.k, computed.v] if step.brings_kv else []
@@ -130,10 +130,6 @@ def _saved_tensors(saved: Tensors, bound: BoundPlan) -> SavedTensors:
         if step.brings_kv:
             keys[step.part] = tuple(islice(saved, 2))
         steps.append((step_q, *keys[step.part], step_out))
-    if bound.local.query.is_view:
-        q, out = bound.local.query.take(q), bound.local.query.take(out)
-    if bound.local.kv.is_view:
-        k, v = bound.local.kv.take(k), bound.local.kv.take(v)
     local = Computed(q, k, v, out, tuple(islice(saved, bound.local.num_calls)))
     lses = _lses(saved, bound)
     return SavedTensors(local, [Computed(*s, lse) for s, lse in zip(steps, lses, strict=True)])

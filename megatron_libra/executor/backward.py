@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.computed import Computed, KVGradient, wide_dtype
+from megatron_libra.executor.computed import Computed, KVGradient
 from megatron_libra.executor.forward import joined, kv_rows, query_rows
-from megatron_libra.executor.local_part import LocalBackward
+from megatron_libra.executor.local_part import LocalBackward, local_rows
 from megatron_libra.executor.pipeliner import run_steps
-from megatron_libra.executor.transfers import Dispatch, Return, sum_at_home
+from megatron_libra.executor.transfers import Dispatch, Return, add_at_home
 
 __all__ = ["HomeTensors", "SavedTensors", "run_backward"]
 
@@ -131,31 +131,16 @@ class _Backward(ABC):
 
     def result(self) -> Gradients:
         """Bring everything home."""
-        bound, shape, tokens = self.bound, self.bound.plan.shape, self.dout.shape[0]
-        size, local_dkv = (tokens, shape.kv_heads, shape.head_dim), self.local.take_dkv()
-        if not bound.steps:
-            dk, dv = (
-                bound.local.kv.bring_home((None, x.to(self.dout.dtype)), x.new_empty(size), None)
-                for x in local_dkv
-            )
-            return self.local.bring_home(None), dk, dv
+        shape = self.bound.plan.shape
+        size = (self.dout.shape[0], shape.kv_heads, shape.head_dim)
+        dk, dv = self.local.keys_at_home(size, self.dout.dtype)
+        if not self.bound.steps:
+            return self.local.bring_home(None, self.dout), dk, dv
         dq_rows, dkv_rows = self.returning.wait()
-        dq = self.local.bring_home((dq_rows, bound.query_rows_at_home))
-        returned = sum_at_home(dkv_rows, bound.kv_sum)
+        dq = self.local.bring_home(dq_rows, self.dout)
+        add_at_home(dk, dv, dkv_rows, self.bound.kv_sum)
         self.returning.close()
-        dk, dv = (
-            self._with_local(rows.view(size), local)
-            for rows, local in zip(returned, local_dkv, strict=True)
-        )
         return dq, dk, dv
-
-    def _with_local(self, home: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """What came back, and the local part's share, summed wide."""
-        rows = self.bound.local.kv
-        if rows.count:
-            home = home.to(wide_dtype(home.dtype))
-            rows.add(home, local)
-        return home.to(self.dout.dtype)
 
 
 class _Saved(_Backward):
@@ -185,7 +170,7 @@ class _Refetched(_Backward):
     def __init__(
         self, dout: torch.Tensor, kept: HomeTensors, bound: BoundPlan, scale: float
     ) -> None:
-        self.kept, self.local_rows = kept, bound.local
+        self.kept, self.bound = kept, bound
         self.resident: dict[int, tuple[torch.Tensor, ...]] = {}
         """K and V by part."""
         super().__init__(dout, bound, scale)
@@ -206,8 +191,5 @@ class _Refetched(_Backward):
         return dout, Computed(q, *self.resident[part], out, self.kept.lse[step])
 
     def local_computed(self) -> Computed:
-        kept, query, kv = self.kept, self.local_rows.query, self.local_rows.kv
-        return Computed(
-            query.take(kept.q), kv.take(kept.k), kv.take(kept.v), query.take(kept.out),
-            kept.local_lse,
-        )  # fmt: skip
+        kept = self.kept
+        return local_rows(kept.q, kept.k, kept.v, kept.out, kept.local_lse, self.bound)

@@ -24,7 +24,7 @@ from megatron_libra.executor.bound_route import (
     bind_sum,
 )
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
-from megatron_libra.executor.local_rows import LocalRows
+from megatron_libra.executor.local_rows import LocalRows, rounds_in_place
 from megatron_libra.executor.route_index import (
     RouteIndex,
     contributions_at_home,
@@ -38,7 +38,7 @@ from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.parts import FAR, NEAR, pipeline_order
 from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
 
-__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "bind"]
+__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "HomeRows", "bind"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
@@ -51,19 +51,30 @@ multiple of 16 bytes."""
 class BoundLocal:
     """The local part on the device: rows of this worker's own tensors, never exchanged."""
 
-    query: LocalRows
-    """Tokens of Q, dO, O and dQ."""
-    kv: LocalRows
-    """Tokens of K, V, dK and dV."""
+    rows: LocalRows
     rounds: tuple[BoundRound, ...]
     num_early_rounds: int
     heads: HeadPartition
     """All heads; its chunks are more than 1 only if one call would be too large for the kernel."""
+    untouched: tuple[tuple[int, int], ...]
+    """In place: ranges of home tokens that no round reads as keys."""
+    num_covered: int
+    """Tokens of this worker that belong to a sample; those behind them are padding."""
 
     @property
     def num_calls(self) -> int:
         """Kernel calls of a forward, each with a log-sum-exp."""
         return len(self.rounds) * self.heads.chunks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HomeRows:
+    """How returned query rows get home. A home row is a token of a head shard and chunk."""
+
+    gather: torch.Tensor
+    """int32 rows of the mailbox: of every home row, or of those of `index`."""
+    index: torch.Tensor | None
+    """int64 home rows that were exchanged; None: all are gathered, and local ones put over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,7 @@ class BoundPlan:
     """What is exchanged, in time order, alike on all workers; empty if nothing is."""
     query: BoundRoute
     kv: BoundRoute
-    query_rows_at_home: torch.Tensor
-    """(T * H * M,) where each output row stands in the mailbox of the return."""
+    home_rows: HomeRows
     kv_sum: HomeSum
     rounds: tuple[tuple[BoundRound, ...], ...]
     """By exchanged part, for each chunk."""
@@ -116,21 +126,20 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
     heads, tokens, parts = plan.heads, plan.num_local_tokens, plan.exchanged
     query = [_index(plan, part.query, heads.head_split) for part in parts]
     kv = [_index(plan, part.kv, heads.kv_shards) for part in parts]
-    local_query, local_kv = (
-        _index(plan, route, 1).sent_rows for route in (plan.local.query, plan.local.kv)
-    )
+    local_tokens = _index(plan, plan.local.query, 1).sent_rows
     sent = [np.concatenate([index.sent_rows for index in indexes]) for indexes in (query, kv)]
+    # where most rows are exchanged, the home gathers them all from the mailbox
+    in_place = 2 * len(sent[0]) <= tokens * heads.head_split
+    local_rounds = rounds_in_place(plan.local, local_tokens) if in_place else plan.local.rounds
     position = positions_at_home(sent[0], tokens * heads.head_split)
     blocks = [size for index in kv for size in index.block_sizes]
-    passes, rank = contributions_at_home(sent[1], blocks, tokens * heads.kv_shards)
-    if len(passes) < 2:  # nothing to sum: find the only returned row itself
-        passes, rank = [], positions_at_home(sent[1], len(rank))
-    rounds = [*(r for part in parts for r in part.rounds), *plan.local.rounds]
+    passes, summed = contributions_at_home(sent[1], blocks, tokens * heads.kv_shards)
+    rounds = [*(r for part in parts for r in part.rounds), *local_rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
-    *routes, (position_t, rank_t), local_t, passes_t, entries_t = _upload(
+    *routes, (position_t, sent_t, summed_t, local_t), passes_t, entries_t = _upload(
         [
             *(_arrays(index) for index in (*query, *kv)),
-            [position, rank], [local_query, local_kv], passes, entries,
+            [position, sent[0], summed, local_tokens], passes, entries,
         ],
         runtime.device,
     )  # fmt: skip
@@ -152,17 +161,35 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         steps=steps,
         query=bound_query,
         kv=bound_kv,
-        query_rows_at_home=bound_query.rows_at_home(position_t).flatten(),
-        kv_sum=bind_sum(passes_t, rank_t, bound_kv),
+        home_rows=_home_rows(bound_query, sent_t if in_place else position_t, in_place),
+        kv_sum=bind_sum(passes_t, summed_t, bound_kv),
         rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in parts),
         local=BoundLocal(
-            query=LocalRows.of(local_query, local_t[0]),
-            kv=LocalRows.of(local_kv, local_t[1]),
+            rows=LocalRows(None if in_place else local_t.long()),
             rounds=tuple(bound_rounds),
             num_early_rounds=plan.local.num_early_rounds,
-            heads=_local_heads(plan, runtime.kernel),
+            heads=_local_heads(plan, local_rounds, runtime.kernel),
+            untouched=_untouched(local_rounds, tokens),
+            num_covered=len(local_tokens) + len(np.unique(sent[0] // heads.head_split)),
         ),
     )
+
+
+def _home_rows(route: BoundRoute, rows: torch.Tensor, in_place: bool) -> HomeRows:
+    """rows: the exchanged home rows in travel order, or the position of every home row."""
+    if not in_place:
+        return HomeRows(route.rows_at_home(rows).flatten(), None)
+    position = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+    chunk = torch.arange(route.chunks, device=rows.device)
+    index = rows.long()[:, None] * route.chunks + chunk
+    return HomeRows(route.rows_at_home(position).flatten(), index.flatten())
+
+
+def _untouched(rounds: Sequence[Round], num_tokens: int) -> tuple[tuple[int, int], ...]:
+    """Token ranges between the key ranges of rounds in place."""
+    stops = [0, *(r.key_stop for r in rounds)]
+    starts = [*(r.key_start for r in rounds), num_tokens]
+    return tuple((a, b) for a, b in zip(stops, starts, strict=True) if a < b)
 
 
 def _steps(plan: WorkerPlan) -> tuple[BoundStep, ...]:
@@ -266,7 +293,9 @@ def _check_calls(
         kernel.check_sizes(plan_round, query_heads, kv_heads, plan.shape.head_dim)
 
 
-def _local_heads(plan: WorkerPlan, kernel: AttentionKernel) -> HeadPartition:
+def _local_heads(
+    plan: WorkerPlan, rounds: Sequence[Round], kernel: AttentionKernel
+) -> HeadPartition:
     """All heads in as few calls as the kernel allows."""
     shape = plan.shape
     for count in divisors(shape.query_heads):
@@ -275,7 +304,7 @@ def _local_heads(plan: WorkerPlan, kernel: AttentionKernel) -> HeadPartition:
         heads = HeadPartition.of(shape, 1, count)
         try:
             _check_calls(
-                kernel, plan.local.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk,
+                kernel, rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk,
                 plan,
             )  # fmt: skip
         except ValueError:

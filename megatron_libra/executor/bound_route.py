@@ -13,7 +13,6 @@ from functools import cached_property
 
 import torch
 
-from megatron_libra.executor.route_index import NOWHERE
 from megatron_libra.executor.transport import MailboxPlaces, MailboxRequest, RowTraffic
 
 __all__ = ["BoundRoute", "HomeSum", "PartRows", "bind_route", "bind_sum"]
@@ -97,15 +96,12 @@ class BoundRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HomeSum:
-    """How dK and dV are summed at the home. Rows are ranked by falling number of contributions."""
+    """How returned dK and dV are added at the home, row by row of token, kv shard and piece."""
 
+    rows: torch.Tensor
+    """(n,) int64 home rows that get something back, by falling number of contributions."""
     passes: tuple[torch.Tensor, ...]
-    """passes[j]: mailbox rows that are the j-th contributions, for the first ranks; empty if one
-    is the most."""
-    key_rows: torch.Tensor
-    """(T * K * U,) half rows of dK in the sum (or in the mailbox if there are no passes)."""
-    value_rows: torch.Tensor
-    """(T * K * U,) half rows of dV."""
+    """passes[j]: mailbox rows that are the j-th contributions to the first rows."""
 
 
 def bind_route(parts: Sequence[PartRows], segments: Sequence[Segment], chunks: int) -> BoundRoute:
@@ -125,19 +121,13 @@ def bind_route(parts: Sequence[PartRows], segments: Sequence[Segment], chunks: i
     )
 
 
-def bind_sum(passes: list[torch.Tensor], rank: torch.Tensor, route: BoundRoute) -> HomeSum:
-    """Without passes, rank is a position as in rows_at_home. A row holds dK and dV: two halves."""
-    if passes:
-        chunk = torch.arange(route.chunks, dtype=torch.int32, device=rank.device)
-        rows = rank[:, None] * route.chunks + chunk
-        rows = rows.masked_fill(rank[:, None] == NOWHERE, len(passes[0]) * route.chunks)
-    else:
-        rows = route.rows_at_home(rank)
-    rows = rows.flatten()
+def bind_sum(passes: list[torch.Tensor], rows: torch.Tensor, route: BoundRoute) -> HomeSum:
+    """Expand the rows and passes of one kv piece to all pieces; passes are positions as in
+    rows_at_home."""
+    chunk = torch.arange(route.chunks, device=rows.device)
     return HomeSum(
+        rows=(rows.long()[:, None] * route.chunks + chunk).flatten(),
         passes=tuple(route.rows_at_home(p).flatten() for p in passes),
-        key_rows=2 * rows,
-        value_rows=2 * rows + 1,
     )
 
 

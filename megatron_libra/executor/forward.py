@@ -110,9 +110,9 @@ class _Forward:
     def result(self) -> ForwardResult:
         """Bring everything home."""
         if not self.bound.steps:
-            return ForwardResult(self.local.bring_home(None), self.local.computed)
+            return ForwardResult(self.local.bring_home(None, self.home[0]), self.local.computed)
         (mailbox_rows,) = self.returning.wait()
-        out = self.local.bring_home((mailbox_rows, self.bound.query_rows_at_home))
+        out = self.local.bring_home(mailbox_rows, self.home[0])
         self.returning.close()
         return ForwardResult(out, self.local.computed, self.steps)
 

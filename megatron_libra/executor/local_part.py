@@ -1,8 +1,7 @@
 """Forward and backward of the local part: queries and keys of this worker alone, all heads at once.
 
-In: home tensors. Out: what was computed, and home tensors that hold the results already where the
-local rows are contiguous. Heads are computed in several calls only where one call would be too
-large for the kernel.
+In: home tensors. Out: what was computed, and home tensors with the results. Heads are computed in
+several calls only where one call would be too large for the kernel.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.bind import BoundPlan
-from megatron_libra.executor.computed import Computed, KVGradient
+from megatron_libra.executor.computed import Computed, wide_dtype
 from megatron_libra.executor.kernels import BoundRound
 
-__all__ = ["LocalBackward", "LocalForward"]
+__all__ = ["LocalBackward", "LocalForward", "bring_queries_home", "local_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,10 @@ class _Call:
     number: int
     """Among all calls of the local part: its log-sum-exp."""
     bound_round: BoundRound
-    piece: int
-    """The range of kv heads."""
     query_heads: slice
     kv_heads: slice
+    is_first: bool
+    """No earlier call of the round had these kv heads."""
 
 
 def _calls(bound: BoundPlan, *, early: bool) -> Iterator[_Call]:
@@ -43,10 +42,23 @@ def _calls(bound: BoundPlan, *, early: bool) -> Iterator[_Call]:
             yield _Call(
                 number * heads.chunks + chunk,
                 bound_round,
-                piece,
                 slice(chunk * width, (chunk + 1) * width),
                 slice(piece * kv_width, (piece + 1) * kv_width),
+                chunk == 0 or heads.kv_piece_of(chunk - 1) != piece,
             )
+
+
+def local_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: tuple[torch.Tensor, ...],
+    bound: BoundPlan,
+) -> Computed:
+    """What the local part computes with and makes, of home tensors."""
+    take = bound.local.rows.take
+    return Computed(take(q), take(k), take(v), take(out), lse)
 
 
 class LocalForward:
@@ -56,31 +68,29 @@ class LocalForward:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: BoundPlan, scale: float
     ) -> None:
         self.bound, self.scale = bound, scale
-        self._q = q
-        self.q = bound.local.query.take(q)
-        self.k, self.v = bound.local.kv.take(k), bound.local.kv.take(v)
-        self._results = bound.local.query.results(q)
+        rows = bound.local.rows
+        self.q, self.k, self.v = rows.take(q), rows.take(k), rows.take(v)
+        self.out = rows.results(q)
         self._lse: list[torch.Tensor] = []
 
     def run(self, *, early: bool) -> None:
         """Compute one half; the early one first."""
-        out = self._results[1]
         for call in _calls(self.bound, early=early):
             r, kv = call.bound_round, call.kv_heads
             _, lse = self.bound.runtime.kernel.forward(
                 self.q[r.queries, call.query_heads], self.k[r.keys, kv], self.v[r.keys, kv],
-                r, self.scale, out=out[r.queries, call.query_heads],
+                r, self.scale, out=self.out[r.queries, call.query_heads],
             )  # fmt: skip
             self._lse.append(lse)
 
     @property
     def computed(self) -> Computed:
-        """For backward."""
-        return Computed(self.q, self.k, self.v, self._results[1], tuple(self._lse))
+        """For backward; in place, the home tensors themselves."""
+        return Computed(self.q, self.k, self.v, self.out, tuple(self._lse))
 
-    def bring_home(self, returned: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        """(T, N, D) the layer's output; see LocalRows.bring_home."""
-        return self.bound.local.query.bring_home(self._results, self._q, returned)
+    def bring_home(self, returned: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """(T, N, D) the layer's output; see bring_queries_home."""
+        return bring_queries_home(self.out, returned, like, self.bound)
 
 
 class LocalBackward:
@@ -90,41 +100,69 @@ class LocalBackward:
         self, dout: torch.Tensor, computed: Computed, bound: BoundPlan, scale: float
     ) -> None:
         self.bound, self.scale, self.computed = bound, scale, computed
-        self._dout = dout
-        self.dout = bound.local.query.take(dout)
-        self._results = bound.local.query.results(dout)
-        heads = bound.local.heads
-        width = heads.kv_heads_per_chunk
-        self._dkv = [
-            KVGradient(computed.k[:, piece * width : (piece + 1) * width])
-            for piece in range(heads.kv_pieces)
-        ]
+        rows, heads = bound.local.rows, bound.local.heads
+        self.dout, self.dq = rows.take(dout), rows.results(dout)
+        # kv heads that several calls share are summed wide
+        self._shares = heads.chunks > heads.kv_pieces
+        wide = wide_dtype(dout.dtype) if self._shares else dout.dtype
+        self.dk, self.dv = (x.new_empty(x.shape, dtype=wide) for x in (computed.k, computed.v))
 
     def run(self, *, early: bool) -> None:
         """Compute one half; the early one first."""
-        c, dq, heads = self.computed, self._results[1], self.bound.local.heads
-        firsts = {0, self.bound.local.num_early_rounds}
+        c = self.computed
         for call in _calls(self.bound, early=early):
-            r, kv = call.bound_round, call.kv_heads
-            at = (r.queries, call.query_heads)
+            r, at = call.bound_round, (call.bound_round.queries, call.query_heads)
+            kv = (r.keys, call.kv_heads)
+            targets = {} if self._shares else {"dk": self.dk[kv], "dv": self.dv[kv]}
             _, dk, dv = self.bound.runtime.kernel.backward(
-                self.dout[at], c.q[at], c.k[r.keys, kv], c.v[r.keys, kv], c.out[at],
-                c.lse[call.number], r, self.scale, dq=dq[at],
+                self.dout[at], c.q[at], c.k[kv], c.v[kv], c.out[at], c.lse[call.number], r,
+                self.scale, dq=self.dq[at], **targets,
             )  # fmt: skip
-            number, chunk = divmod(call.number, heads.chunks)
-            is_first = number in firsts and (
-                chunk == 0 or heads.kv_piece_of(chunk - 1) != call.piece
-            )
-            self._dkv[call.piece].add(r, dk, dv, is_first=is_first)
+            if self._shares:
+                for total, part in ((self.dk[kv], dk), (self.dv[kv], dv)):
+                    total.copy_(part) if call.is_first else total.add_(part)
 
-    def take_dkv(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(kv rows, G, D) dK and dV, perhaps wide."""
-        pieces = [gradient.take() for gradient in self._dkv]
-        if len(pieces) == 1:
-            return pieces[0]
-        dk, dv = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
-        return dk, dv
+    def bring_home(self, returned: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """(T, N, D) dQ of the layer; see bring_queries_home."""
+        return bring_queries_home(self.dq, returned, like, self.bound)
 
-    def bring_home(self, returned: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        """(T, N, D) dQ of the layer; see LocalRows.bring_home."""
-        return self.bound.local.query.bring_home(self._results, self._dout, returned)
+    def keys_at_home(
+        self, size: tuple[int, int, int], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, G, D) dK and dV of the local part; zero where it has no keys."""
+        rows, homes = self.bound.local.rows, []
+        for results in (self.dk.to(dtype), self.dv.to(dtype)):
+            if rows.index is None:
+                for first, last in self.bound.local.untouched:
+                    results[first:last].zero_()
+                homes.append(results)
+            else:
+                home = results.new_zeros(size)
+                rows.put(home, results)
+                homes.append(home)
+        return homes[0], homes[1]
+
+
+def bring_queries_home(
+    results: torch.Tensor, returned: torch.Tensor | None, like: torch.Tensor, bound: BoundPlan
+) -> torch.Tensor:
+    """(T, N, D) the local results, what other workers returned, and zero for padding.
+
+    Args:
+        results: of the local part, from LocalRows.results.
+        returned: rows of the return's mailbox; None if nothing is exchanged.
+        like: (T, N, D).
+    """
+    local, heads = bound.local, bound.heads
+    if local.rows.index is not None:
+        assert returned is not None, "without an exchange all is computed in place"
+        home = returned.index_select(0, bound.home_rows.gather).view(like.shape)
+        local.rows.put(home, results)
+        return home
+    if local.num_covered < len(results):
+        results[local.num_covered :].zero_()
+    rows = bound.home_rows
+    if returned is not None and rows.index is not None and len(rows.index):
+        parts = results.view(len(results) * heads.head_split * heads.chunks, -1)
+        parts.index_copy_(0, rows.index, returned.index_select(0, rows.gather))
+    return results

@@ -1,103 +1,92 @@
-"""Rows of this worker's own tensors that the local part computes with.
+"""Where the local part computes: in the home tensors themselves, or in copies of its rows.
 
-In: tokens in compute order. Out: reading and writing them; a contiguous range is a view, so that
-inputs are used and results are written where they are.
+In: the ranges of a worker's local part. Out: LocalRows, and varlen calls over them.
+
+In place, queries, keys and results are used where the home has them, and tokens between the ranges
+become entries without keys and entries without queries, which a kernel skips. That is free of
+copies, so it is chosen where most of the home's rows are local. Where most are exchanged, the home
+gathers its rows from a mailbox, and the few local ones are copied. Example, ranges of 3 and 2
+tokens at tokens 1 and 5 of 8, all early:
+
+    token       0 1 2 3 4 5 6 7
+    in place      a a a - b b        cu_queries 0 3 4 4 6    cu_keys 0 3 3 4 6    rows 1 .. 6
+    copies        a a a b b          cu_queries 0 3 5        cu_keys 0 3 5        rows 0 .. 4
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["LocalRows"]
+from megatron_libra.plan.worker_plan import LocalPart, Round
+
+__all__ = ["LocalRows", "rounds_in_place"]
+
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalRows:
-    """Rows of a tensor at home, in compute order, each at most once."""
+    """Tokens of the local part in tensors of this worker."""
 
-    start: int | None
-    """First row of a contiguous range in order; None if the rows are scattered."""
-    count: int
-    index: torch.Tensor
-    """(count,) int64."""
-
-    @classmethod
-    def of(cls, rows: NDArray[np.int32], on_device: torch.Tensor) -> LocalRows:
-        """Rows given on the host and on the device."""
-        count = len(rows)
-        start = int(rows[0]) if count else 0
-        in_order = bool((rows == np.arange(start, start + count)).all())
-        # index_copy_ and index_add_ take no other type
-        return cls(start if in_order else None, count, on_device.long())
-
-    @property
-    def is_view(self) -> bool:
-        """True if the rows are a part of the home tensor and not a copy."""
-        return self.start is not None and self.count > 0
+    index: torch.Tensor | None
+    """(tokens,) int64 in compute order; None: computed in place."""
 
     def take(self, home: torch.Tensor) -> torch.Tensor:
-        """(count, ...) the rows in compute order; a view where they are contiguous."""
-        if not self.count:  # not a view: it would keep the home tensor alive
-            return home.new_empty(0, *home.shape[1:])
-        if self.start is not None:
-            return home[self.start : self.start + self.count]
-        return home.index_select(0, self.index)
+        """What the calls read: the home tensor itself, or its local rows in compute order."""
+        return home if self.index is None else home.index_select(0, self.index)
 
-    def results(self, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """A new tensor like the home's and, in it, the rows (count, ...) to be computed. Scattered
-        rows have no home yet: None, and a tensor of their own."""
-        if self.start is None:
-            return None, like.new_empty(self.count, *like.shape[1:])
-        home = like.new_empty(like.shape)
-        return home, self.take(home)
+    def results(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A new tensor for what the calls write: like the home tensor, or its local rows."""
+        num_rows = len(like) if self.index is None else len(self.index)
+        return like.new_empty(num_rows, *like.shape[1:], dtype=dtype)
 
-    def bring_home(
-        self,
-        results: tuple[torch.Tensor | None, torch.Tensor],
-        like: torch.Tensor,
-        returned: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """The whole tensor at home: the computed rows where they belong, and around them what other
-        workers returned, or zero.
-
-        Args:
-            results: from `results`, computed.
-            like: a tensor of the home's shape.
-            returned: rows of a mailbox, and for every part of a home row which of them it is.
-        """
-        home, local = results
-        if home is None:
-            home = like.new_empty(like.shape) if returned else like.new_zeros(like.shape)
-            _gather(home, returned)
-            home.index_copy_(0, self.index, local)
-            return home
-        assert self.start is not None
-        num_rows = len(home)
-        for first, last in ((0, self.start), (self.start + self.count, num_rows)):
-            if first == last:
-                continue
-            if returned is None:
-                home[first:last].zero_()
-            else:
-                rows, index = returned
-                parts = len(index) // num_rows
-                _gather(home[first:last], (rows, index[first * parts : last * parts]))
-        return home
-
-    def add(self, home: torch.Tensor, values: torch.Tensor) -> None:
-        """Add to the rows; home may be wider than values."""
-        if self.start is not None:
-            home[self.start : self.start + self.count] += values
-        elif self.count:
-            home.index_add_(0, self.index, values.to(home.dtype))
+    def put(self, home: torch.Tensor, results: torch.Tensor) -> None:
+        """Write results to the local rows of a home tensor. Not in place."""
+        assert self.index is not None
+        if len(self.index):
+            home.index_copy_(0, self.index, results)
 
 
-def _gather(home: torch.Tensor, returned: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-    """Fill home rows from a mailbox."""
-    if returned is not None and len(home):
-        rows, index = returned
-        torch.index_select(rows, 0, index, out=home.view(len(index), rows.shape[1]))
+def rounds_in_place(local: LocalPart, tokens: Int32) -> tuple[Round, ...]:
+    """The rounds of a local part over home tokens.
+
+    Args:
+        tokens: the local tokens in compute order.
+    """
+    rounds = []
+    for each in local.rounds:
+        counts = np.diff(each.cu_queries)
+        starts = tokens[each.query_start + each.cu_queries[:-1]]
+        rounds.append(_over_tokens(starts, counts))
+    return tuple(rounds)
+
+
+def _over_tokens(starts: Int32, counts: Int32) -> Round:
+    """One call over the ranges [start, start + count), which do not overlap."""
+    order = np.argsort(starts, kind="stable")
+    starts, counts = starts[order].astype(np.int64), counts[order].astype(np.int64)
+    first, last = int(starts[0]), int(starts[-1] + counts[-1])
+    gaps = starts - np.concatenate([starts[:1], (starts + counts)[:-1]])
+    # before each range: the gap's queries without keys, its keys without queries
+    queries = np.stack([gaps, np.zeros_like(gaps), counts], axis=1).ravel()
+    keys = np.stack([np.zeros_like(gaps), gaps, counts], axis=1).ravel()
+    kept = queries + keys > 0
+    return Round(
+        query_start=first,
+        query_stop=last,
+        key_start=first,
+        key_stop=last,
+        cu_queries=_boundaries(queries[kept]),
+        cu_keys=_boundaries(keys[kept]),
+        max_queries=int(queries.max()),
+        max_keys=int(keys.max()),
+    )
+
+
+def _boundaries(counts: Sequence[int] | NDArray[np.int64]) -> Int32:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -79,19 +79,19 @@ def contributions_at_home(
 ) -> tuple[list[Int32], Int32]:
     """How to sum several returned rows of one home row in a fixed order, by gathers alone.
 
-    Home rows are ranked by falling number of contributions, so that the j-th contributions belong
-    to a prefix of the ranks.
+    Home rows are ordered by falling number of contributions, so that the j-th contributions belong
+    to the first of them.
 
     Args:
         sent_rows: home rows that were sent, in travel order.
         block_sizes: sent_rows is made of blocks of these sizes; none holds a row twice.
 
     Returns:
-        passes: passes[j][i] is the travel position of the j-th contribution to the row of rank i.
-        rank: (num_home_rows,) rank of a home row, or NOWHERE for one without contributions.
+        passes: passes[j][i] is the position in sent_rows of the j-th contribution to rows[i].
+        rows: the home rows with contributions, by falling number of them.
     """
     count = np.bincount(sent_rows, minlength=num_home_rows).astype(np.int16)
-    by_count = np.argsort(-count, kind="stable")
+    by_count = np.argsort(-count, kind="stable").astype(np.int32)
     rank = np.empty(num_home_rows, np.int32)
     rank[by_count] = np.arange(num_home_rows, dtype=np.int32)
     sizes = [int((count > j).sum()) for j in range(int(count.max(initial=0)))]
@@ -102,8 +102,7 @@ def contributions_at_home(
         rows = sent_rows[start:stop]
         flat[pass_start[seen[rows]] + rank[rows]] = np.arange(start, stop, dtype=np.int32)
         seen[rows] += 1
-    rank[count == 0] = NOWHERE
-    return np.split(flat, pass_start[1:-1]) if sizes else [], rank
+    return np.split(flat, pass_start[1:-1]) if sizes else [], by_count[: sizes[0] if sizes else 0]
 
 
 def _expand(start: Int32, count: Int32, step: int = 1, offset: Int32 | None = None) -> Int32:

@@ -17,9 +17,10 @@ import torch
 
 from megatron_libra.executor.bind import BoundPlan
 from megatron_libra.executor.bound_route import BoundRoute, HomeSum
+from megatron_libra.executor.computed import wide_dtype
 from megatron_libra.executor.transport import ChunkOf, Mailbox, Pending
 
-__all__ = ["Dispatch", "Return", "sum_at_home"]
+__all__ = ["Dispatch", "Return", "add_at_home"]
 
 
 class Dispatch:
@@ -120,29 +121,27 @@ class Return:
         self._transport.close(self._mailboxes)
 
 
-def sum_at_home(mailbox_rows: torch.Tensor, home_sum: HomeSum) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the contributions to dK and dV of every home token, in float32 (float64 for float64), in
-    a fixed order.
+def add_at_home(
+    dk: torch.Tensor, dv: torch.Tensor, mailbox_rows: torch.Tensor, home_sum: HomeSum
+) -> None:
+    """Add what came back to dK and dV at the home, in float32 (float64 for float64) and in a fixed
+    order.
 
     Args:
-        mailbox_rows: (rows, 2 * width), dK and dV side by side; the last row is zero.
-
-    Returns:
-        dk, dv rows (T * K * U, width), wide if there was anything to sum; exactly zero where
-        nothing came back.
+        dk, dv: (T, G, D), contiguous; changed.
+        mailbox_rows: (rows, 2 * width), dK and dV side by side; width: elements of a kv piece.
     """
-    rows = mailbox_rows
-    if home_sum.passes:
-        first, *later = home_sum.passes
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        total = rows.new_empty(len(first) + 1, rows.shape[1], dtype=wide)
-        total[-1].zero_()
-        total[:-1].copy_(rows.index_select(0, first))
-        for contributions in later:
-            total[: len(contributions)] += rows.index_select(0, contributions)
-        rows = total
-    halves = rows.view(-1, rows.shape[1] // 2)
-    return halves.index_select(0, home_sum.key_rows), halves.index_select(0, home_sum.value_rows)
+    if not len(home_sum.rows):
+        return
+    width = mailbox_rows.shape[1] // 2
+    homes = [x.view(x.numel() // width, width) for x in (dk, dv)]
+    total = dk.new_empty(len(home_sum.rows), 2 * width, dtype=wide_dtype(dk.dtype))
+    for half, home in zip(total.split(width, dim=1), homes, strict=True):
+        half.copy_(home.index_select(0, home_sum.rows))
+    for contributions in home_sum.passes:
+        total[: len(contributions)] += mailbox_rows.index_select(0, contributions)
+    for half, home in zip(total.split(width, dim=1), homes, strict=True):
+        home.index_copy_(0, home_sum.rows, half.to(home.dtype))
 
 
 def _pack(

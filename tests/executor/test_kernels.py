@@ -107,3 +107,24 @@ def test_flash_refuses_sizes_beyond_int32() -> None:
     kernel.check_sizes(plan_round, 16, 16, 96)
     with pytest.raises(ValueError, match="raise chunks"):
         kernel.check_sizes(plan_round, 64, 16, 96)
+
+
+def test_queries_without_keys_and_keys_without_queries_are_skipped() -> None:
+    """As a call over home tensors has them: results of the other entries are the same."""
+    kernel = ReferenceKernel()
+    gaps = make_round([3, 0, 5, 2, 0, 4], [0, 3, 5, 0, 2, 4])
+    dense = make_round([5, 4], [5, 4])
+    kept = [*range(3, 8), *range(10, 14)]
+    generator = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn(14, 4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(14, 2, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    results = []
+    for plan_round, rows in ((gaps, list(range(14))), (dense, kept)):
+        bound = bind_round(plan_round, kernel)
+        out, lse = kernel.forward(q[rows], k[rows], v[rows], bound, 0.3)
+        grads = kernel.backward(dout[rows], q[rows], k[rows], v[rows], out, lse, bound, 0.3)
+        results.append((out, *grads))
+    for whole, part in zip(*results, strict=True):
+        torch.testing.assert_close(whole[kept], part, rtol=0, atol=1e-12)
+    skipped = [row for row in range(14) if row not in kept]
+    assert not results[0][2][skipped].any() and not results[0][3][skipped].any()

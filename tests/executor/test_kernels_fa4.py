@@ -47,10 +47,13 @@ def fake_backward(
     hints = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     assert all(type(hint) is int and hint > 192 for hint in hints), hints
     cu_queries, cu_keys = options.pop("cu_seqlens_q"), options.pop("cu_seqlens_k")
-    scale, target = options.pop("softmax_scale"), options.pop("dq")
+    scale = options.pop("softmax_scale")
+    targets = [options.pop(name) for name in ("dq", "dk", "dv")]
     assert not options
-    dq, dk, dv = packaged_backward(dout, (q, k, v), (out, lse), cu_queries, cu_keys, scale)
-    return dq if target is None else target.copy_(dq), dk, dv
+    made = packaged_backward(dout, (q, k, v), (out, lse), cu_queries, cu_keys, scale)
+    return tuple(
+        x if target is None else target.copy_(x) for x, target in zip(made, targets, strict=True)
+    )
 
 
 @pytest.fixture
@@ -84,10 +87,11 @@ def test_calls(package: types.ModuleType, heads: tuple[int, int]) -> None:
     assert torch.equal(actual_out, out) and torch.equal(actual_lse, lse)
     actual = kernel.backward(dout, q, k, v, out, lse, bound_round, 0.3)
     assert all(torch.equal(a, b) for a, b in zip(actual, gradients, strict=True))
-    targets = [torch.empty(8, 2, *q.shape[1:], dtype=q.dtype)[:, 1] for _ in range(2)]
-    kernel.forward(q, k, v, bound_round, 0.3, out=targets[0])
-    kernel.backward(dout, q, k, v, out, lse, bound_round, 0.3, dq=targets[1])
-    assert torch.equal(targets[0], out) and torch.equal(targets[1], gradients[0])
+    strided = [torch.empty(len(x), 2, *x.shape[1:], dtype=x.dtype)[:, 1] for x in (q, q, k, v)]
+    kernel.forward(q, k, v, bound_round, 0.3, out=strided[0])
+    names = dict(zip(("dq", "dk", "dv"), strided[1:], strict=True))
+    kernel.backward(dout, q, k, v, out, lse, bound_round, 0.3, **names)
+    assert all(torch.equal(a, b) for a, b in zip(strided, (out, *gradients), strict=True))
 
 
 def test_hints_follow_long_entries() -> None:

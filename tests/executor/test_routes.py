@@ -5,7 +5,7 @@ Layers: the drawn example, then properties on random plans, checked against per-
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,7 @@ from megatron_libra.config import LibraConfig
 from megatron_libra.executor.bind import bind
 from megatron_libra.executor.bound_route import PartRows, bind_route
 from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.executor.local_rows import LocalRows
+from megatron_libra.executor.local_rows import LocalRows, rounds_in_place
 from megatron_libra.executor.route_index import (
     NOWHERE,
     contributions_at_home,
@@ -24,12 +24,12 @@ from megatron_libra.executor.route_index import (
     positions_at_home,
 )
 from megatron_libra.executor.runtime import PoolRuntime
-from megatron_libra.executor.transfers import sum_at_home
+from megatron_libra.executor.transfers import add_at_home
 from megatron_libra.executor.transport import LoopbackTransport, Mailbox, MailboxPlaces, RowTraffic
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.parts import FAR, NEAR
-from megatron_libra.plan.worker_plan import WorkerRoute
-from tests.helpers.cases import CASES, plan_of, random_pools
+from megatron_libra.plan.worker_plan import LocalPart, Round, WorkerRoute
+from tests.helpers.cases import CASES, plan_of, pool, random_pools
 
 CPU = torch.device("cpu")
 
@@ -151,31 +151,41 @@ def test_a_mailbox_has_room_for_both_directions() -> None:
     assert mailbox.sent(1).flatten().tolist() == [6, 7]
 
 
-@pytest.mark.parametrize("is_returned", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "is_view"), [([0, 1, 2, 3], True), ([1, 2], True), ([3, 1], False), ([], False)]
-)
-def test_local_rows(rows: list[int], is_view: bool, is_returned: bool) -> None:
-    """What is taken, computed in place, brought home and added; a contiguous range is a view."""
+def test_local_rounds_in_place() -> None:
+    """The drawn example of local_rows: ranges of 3 and 2 tokens at tokens 1 and 5."""
+    cu = np.array([0, 3, 5], np.int32)
+    none = route(**{field.name: [] for field in fields(WorkerRoute)})
+    local = LocalPart(none, none, (Round(0, 5, 0, 5, cu, cu, 3, 3),), 1)
+    (found,) = rounds_in_place(local, np.array([1, 2, 3, 5, 6], np.int32))
+    assert (found.query_start, found.query_stop, found.key_start, found.key_stop) == (1, 7, 1, 7)
+    assert found.cu_queries.tolist() == [0, 3, 4, 4, 6]
+    assert found.cu_keys.tolist() == [0, 3, 3, 4, 6]
+    assert (found.max_queries, found.max_keys) == (3, 3)
+
+
+def test_local_rows_in_place_and_as_copies() -> None:
     home = torch.arange(8.0).view(4, 2)
-    local = LocalRows.of(np.array(rows, np.int32), torch.tensor(rows, dtype=torch.int32))
-    taken = local.take(home)
-    assert torch.equal(taken, home[rows]) and local.is_view is is_view
-    assert (taken.untyped_storage().data_ptr() == home.untyped_storage().data_ptr()) is is_view
-    results = local.results(home)
-    results[1].fill_(100.0)
-    expected = torch.zeros(4, 2)
-    returned = None
-    if is_returned:  # two parts of one element for each home row, in reverse order
-        returned = torch.arange(8.0)[:, None], torch.arange(7, -1, -1)
-        expected = torch.arange(7.0, -1, -1).view(4, 2)
-    expected[rows] = 100
-    assert torch.equal(local.bring_home(results, home, returned), expected)
-    target = torch.ones(4, 2, dtype=torch.float64)
-    local.add(target, results[1])
-    expected = torch.ones(4, 2, dtype=torch.float64)
-    expected[rows] += 100
-    assert torch.equal(target, expected)
+    in_place = LocalRows(None)
+    assert in_place.take(home) is home and in_place.results(home).shape == home.shape
+    copies = LocalRows(torch.tensor([3, 1]))
+    assert torch.equal(copies.take(home), home[[3, 1]])
+    results = copies.results(home, torch.float64)
+    assert results.shape == (2, 2) and results.dtype == torch.float64
+    copies.put(home, torch.full((2, 2), 9.0))
+    assert home.tolist() == [[0, 1], [9, 9], [4, 5], [9, 9]]
+
+
+@pytest.mark.parametrize(("placer", "in_place"), [("home_first", True), ("ulysses", False)])
+def test_what_is_mostly_local_is_computed_in_place(placer: str, in_place: bool) -> None:
+    """CP = 1 and a few tiles that leave; Ulysses of CP = 2, where half of all rows leave."""
+    cp = 1 if in_place else 2
+    plan = plan_of(
+        pool([[20] * 4, [10] * 6][: 3 - cp], 80, cp, (8, 2, 8), block_size=8, chunks=1,
+             placer=placer, head_split=2)
+    )  # fmt: skip
+    bound = bind(plan.worker_plan(0), runtime_of(0, plan.num_workers))
+    assert bound.steps and (bound.local.rows.index is None) is in_place
+    assert (bound.home_rows.index is None) is not in_place
 
 
 def test_positions_at_home() -> None:
@@ -187,13 +197,13 @@ def test_positions_at_home() -> None:
 def test_contributions_at_home() -> None:
     """Worker 0 was sent rows 3 0 1, worker 2 rows 1 3, and rows 1 2 stayed; row 4 is padding."""
     sent = np.array([3, 0, 1, 1, 3, 1, 2], np.int32)
-    passes, rank = contributions_at_home(sent, (3, 0, 2, 2), 5)
-    assert rank.tolist() == [2, 0, 3, 1, NOWHERE]
+    passes, rows = contributions_at_home(sent, (3, 0, 2, 2), 5)
+    assert rows.tolist() == [1, 3, 0, 2]
     assert [p.tolist() for p in passes] == [[2, 0, 1, 6], [3, 4], [5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_sum_at_home(dtype: torch.dtype) -> None:
+def test_add_at_home(dtype: torch.dtype) -> None:
     """Contributions of one home row are added in travel order, in float32 or better."""
     for seed in range(3):
         plan = random_pools(seed, 2, num_workers=4)[1]
@@ -206,9 +216,12 @@ def test_sum_at_home(dtype: torch.dtype) -> None:
         rows = torch.randn(request.num_rows, 4, dtype=torch.float64).to(dtype)
         rows[-1] = 0
         mailbox = request.mailbox(rows)
-        dk, dv = sum_at_home(rows, bound.kv_sum)
-        expected = torch.zeros(worker.num_local_tokens * plan.heads.kv_shards, pieces, 4)
-        expected = expected.double() if dtype == torch.float64 else expected
+        shards, width = plan.heads.kv_shards, 2
+        size = (worker.num_local_tokens, shards * pieces, width)
+        dk, dv = (torch.randn(size, dtype=torch.float64).to(dtype) for _ in range(2))
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        expected = torch.cat([dk, dv], dim=2).to(wide).view(-1, pieces, 4)
+        add_at_home(dk, dv, rows, bound.kv_sum)
         for part, piece in sorted(segments):
             route = worker.exchanged[part].kv
             index = index_route(route, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
@@ -217,7 +230,7 @@ def test_sum_at_home(dtype: torch.dtype) -> None:
             returned = torch.cat([mailbox.received(number), stayed])
             for position, home in enumerate(index.sent_rows.tolist()):
                 expected[home, piece] += returned[position]
-        whole = torch.cat([dk, dv], dim=1).view(expected.shape).to(dtype)
+        whole = torch.cat([dk, dv], dim=2).view(expected.shape)
         assert torch.equal(whole, expected.to(dtype))
 
 

@@ -119,6 +119,8 @@ class Fa4Kernel:
         scale: float,
         *,
         dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None,
+        dv: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward. Every row of dk and dv is written: the float32 sums start
         at zero and are converted entry by entry, fillers included."""
@@ -138,6 +140,8 @@ class Fa4Kernel:
             max_seqlen_k=max_keys,
             deterministic=self.deterministic,
             dq=dq,
+            dk=dk,
+            dv=dv,
         )
         return results[0], results[1], results[2]
 

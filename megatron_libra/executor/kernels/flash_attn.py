@@ -200,10 +200,14 @@ class FlashAttnKernel:
         scale: float,
         *,
         dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None,
+        dv: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward."""
-        dq = torch.empty_like(q) if dq is None else dq
-        gradients = dq, torch.empty_like(k), torch.empty_like(v)
+        gradients = tuple(
+            torch.empty_like(like) if target is None else target
+            for like, target in ((q, dq), (k, dk), (v, dv))
+        )
         self.package.backward(
             dout, (q, k, v), (out, lse), gradients, bound_round, scale, self.deterministic
         )

@@ -31,7 +31,8 @@ class BoundRound:
     key_start: int
     key_stop: int
     cu_queries: torch.Tensor
-    """(n + 1,) int32, relative to query_start; an entry with zero queries is a filler."""
+    """(n + 1,) int32, relative to query_start. An entry with zero queries is a filler, and so is
+    one with zero keys: its rows of out and dq are not defined."""
     cu_keys: torch.Tensor
     """(n + 1,) int32, relative to key_start; an entry has at least as many keys as queries."""
     max_queries: int
@@ -95,12 +96,14 @@ class AttentionKernel(Protocol):
         scale: float,
         *,
         dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None,
+        dv: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return dq, dk, dv; rows of fillers are exactly zero. dk and dv may come in a wider dtype
         than k.
 
         Args:
-            dq: where to write it, perhaps a strided view; by default a new tensor.
+            dq, dk, dv: where to write them, perhaps strided views; by default new tensors.
         """
 
 

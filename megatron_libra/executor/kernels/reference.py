@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from megatron_libra.executor.kernels.interface import BoundRound
+from megatron_libra.executor.kernels.interface import BoundRound, written
 from megatron_libra.plan.worker_plan import Round
 
 __all__ = ["ReferenceKernel"]
@@ -101,6 +101,8 @@ class ReferenceKernel:
         scale: float,
         *,
         dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None,
+        dv: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward. dk and dv come in float32 (float64 for float64)."""
         wide, groups = _wide_dtype(q.dtype), k.shape[1]
@@ -122,7 +124,8 @@ class ReferenceKernel:
                 dq[block.start : block.stop] = _ungrouped(
                     torch.matmul(dscores, k_GTD[:, keys]), block
                 )
-        return dq, dk_GTD.transpose(0, 1), dv_GTD.transpose(0, 1)
+        dk_TGD, dv_TGD = dk_GTD.transpose(0, 1), dv_GTD.transpose(0, 1)
+        return dq, written(dk_TGD, dk), written(dv_TGD, dv)
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -174,6 +177,11 @@ def _block_ranges(plan_round: Round) -> Iterator[tuple[int, int]]:
     for entry in range(len(cu_queries) - 1):
         entry_start, entry_stop = cu_queries[entry], cu_queries[entry + 1]
         if entry_start == entry_stop:
+            continue
+        if cu_keys[entry] == cu_keys[entry + 1]:  # nothing to attend to: not computed
+            if stop > start:
+                yield start, stop
+            start = stop = entry_stop
             continue
         rows, area = entry_stop - start, (entry_stop - start) * (cu_keys[entry + 1] - key_start)
         if stop > start and (rows > QUERY_BLOCK or area > MERGED_AREA):

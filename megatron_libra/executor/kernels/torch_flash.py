@@ -73,17 +73,19 @@ class TorchFlashKernel:
         scale: float,
         *,
         dq: torch.Tensor | None = None,
+        dk: torch.Tensor | None = None,
+        dv: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See AttentionKernel.backward."""
         # without dropout the random state is a placeholder that the kernel never reads
         random_state = torch.empty(2, dtype=torch.uint64, device=q.device)
         with _ordered_sums(self.deterministic):
-            made, dk, dv = torch.ops.aten._flash_attention_backward(
+            made = torch.ops.aten._flash_attention_backward(
                 dout, q, k, v, out, lse, bound_round.cu_queries, bound_round.cu_keys,
                 bound_round.max_queries, bound_round.max_keys, 0.0, True, random_state,
                 random_state, scale=scale,
             )  # fmt: skip
-        return written(made, dq), dk, dv
+        return written(made[0], dq), written(made[1], dk), written(made[2], dv)
 
 
 def offer_torch_flash(device: torch.device, head_dim: int, deterministic: bool) -> TorchFlashKernel:
