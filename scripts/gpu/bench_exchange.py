@@ -6,11 +6,15 @@ Pools of one replica a GPU (P = N, CP = 1). Every other slot has 1 + x, the othe
 work, so that x of the work of a light worker is remote: 0.2 or 0.5. All is in samples of about one
 length, which sets how long the exchange takes beside the compute: about 10, 25 and 50 %.
 
-compute   the worker's bare kernel calls, those of its local part included
+kernels   the worker's bare kernel calls, those of its local part included
+compute   libra_attention with a transport that moves nothing: the kernels, and rows packed,
+          arranged and summed on the device
 exchange  the same transfers with nothing packed or computed: all dispatches, then all returns
 layer     libra_attention
 hidden    1 - (layer - compute) / exchange, each of the slowest worker; layer - compute is the
           median over the turns. Accepted: 0.90 with symmetric, 0.60 with nccl.
+of kernels  the same with kernels for compute: what moving rows on the device costs counts as not
+          hidden
 
 Twice, in fresh processes: CUDA_DEVICE_MAX_CONNECTIONS unset, and 1 as Megatron asks for. The part
 `memory` gives MiB of a layer above its inputs on the worker with the most, save and refetch; a wait
@@ -25,6 +29,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +37,16 @@ import numpy as np
 import torch
 from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
 from bench_timing import alternate, median_difference, medians, peaks
-from bench_work import HEADS, Exchange, KernelCalls, Layer, forward_pairs, runtime_of, shape_of
+from bench_work import (
+    HEADS,
+    Exchange,
+    KernelCalls,
+    Layer,
+    StillTransport,
+    forward_pairs,
+    runtime_of,
+    shape_of,
+)
 
 from megatron_libra import LibraConfig, PoolPlan, plan_pool
 from megatron_libra.executor.runtime import PoolRuntime
@@ -48,7 +62,8 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 SEQ_MULTIPLE = 256
 COLUMNS = (
     *("connections", "transport", "kernel", "heads", "share", "chunks", "tokens", "direction"),
-    *("compute_ms", "exchange_ms", "layer_ms", "exchange/compute", "hidden", "limit", "ok"),
+    *("kernels_ms", "compute_ms", "exchange_ms", "layer_ms", "exchange/compute", "hidden"),
+    *("limit", "ok", "of kernels"),
 )
 MEMORY_COLUMNS = (
     *("transport", "kernel", "heads", "share", "backward_kv", "input_mib", "forward_mib"),
@@ -146,12 +161,17 @@ def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime)
     """Both directions; each number is the slowest worker's."""
     mine = plan.worker_plan(world.worker)
     calls, exchange = KernelCalls(mine, runtime.kernel, world), Exchange(mine, runtime, world)
-    layer, result = Layer(plan, world.worker, runtime, world), {}
+    still = StillTransport(world.worker, world.num_workers)
+    alone = replace(runtime, dispatch=still, return_=still)
+    owners = {
+        "kernels": calls,
+        "compute": Layer(plan, world.worker, alone, world),
+        "exchange": exchange,
+        "layer": Layer(plan, world.worker, runtime, world),
+    }
+    result = {}
     for name in ("forward", "backward"):
-        variants = {
-            key: getattr(owner, name)
-            for key, owner in (("compute", calls), ("exchange", exchange), ("layer", layer))
-        }
+        variants = {key: getattr(owner, name) for key, owner in owners.items()}
         times = alternate(variants, world, repeats=case["repeats"])
         result[name] = summary([*world.gather(times)], LIMITS[base_name(case["transport"])])
     return result
@@ -176,6 +196,8 @@ def summary(workers: list[dict[str, list[float]]], limit: float) -> Case:
         "exchange/compute": middle["exchange"] / middle["compute"],
         "extra_ms": extra,
         "hidden": hidden,
+        "of kernels": 1
+        - median_difference(slowest["layer"], slowest["kernels"]) / middle["exchange"],
         "limit": limit if np.isfinite(limit) else "none",
         "ok": verdict(hidden, at_least=limit),
         "times": workers,

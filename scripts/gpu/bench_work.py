@@ -23,7 +23,13 @@ from megatron_libra.executor.bind import BoundPlan, BoundStep, bind
 from megatron_libra.executor.groups import create_pool_groups
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.executor.runtime import PoolRuntime, pool_runtime
-from megatron_libra.executor.transport import MailboxRequest, Transport
+from megatron_libra.executor.transport import (
+    ChunkOf,
+    LoopbackTransport,
+    Mailbox,
+    MailboxRequest,
+    Transport,
+)
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "Exchange",
     "KernelCalls",
     "Layer",
+    "StillTransport",
     "forward_pairs",
     "long_tail",
     "runtime_of",
@@ -221,6 +228,30 @@ def _bind_round(r: Round, kernel: AttentionKernel, device: torch.device) -> Boun
         max_keys=r.max_keys,
         prepared=kernel.prepare(r, device),
     )
+
+
+class StillTransport(LoopbackTransport):
+    """A worker's place in a pool in which nothing is transferred: what arrives is whatever the
+    memory held."""
+
+    def __init__(self, worker: int, num_workers: int) -> None:
+        super().__init__()
+        self.worker, self.num_workers = worker, num_workers
+
+    def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
+        return tuple(
+            r.mailbox(torch.empty(r.num_rows, r.width, dtype=r.dtype, device=device))
+            for r in requests
+        )
+
+    def start(self, chunks: Sequence[ChunkOf]) -> Any:
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def close(self, mailboxes: Sequence[Mailbox]) -> None:
+        pass
 
 
 class Exchange:

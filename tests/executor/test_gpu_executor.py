@@ -44,13 +44,16 @@ def test_one_gpu(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["save", "refetch"])
 def test_two_gpus(mode: str, transport: str) -> None:
     """Data parallel pool, context parallel pool, empty slot, every worker but one idle."""
+    split = {**LONG["libra"], "pool_size": 1}
     cases = [
-        plan_of(LONG, backward_kv=mode, transport=transport),
-        plan_of({**LONG, "sequences": [[3000, 500]], "context_parallel_size": 2,
-                 "libra": {**LONG["libra"], "pool_size": 1}}, backward_kv=mode, transport=transport),
-        plan_of({**LONG, "sequences": [[], [4000]]}, backward_kv=mode, transport=transport),
-        plan_of({**LONG, "sequences": [[1], []]}, backward_kv=mode, transport=transport),
-    ]  # fmt: skip
+        plan_of(case, backward_kv=mode, transport=transport)
+        for case in (
+            LONG,
+            {**LONG, "sequences": [[3000, 500]], "context_parallel_size": 2, "libra": split},
+            {**LONG, "sequences": [[], [4000]]},
+            {**LONG, "sequences": [[1], []]},
+        )
+    ]
     for outcome in verify_plans(cases, device="cuda"):
         assert outcome.passed, outcome.report
 
@@ -59,9 +62,7 @@ def step_without_sync(plan_bytes: bytes, mode: str) -> bool:
     """bind, forward and backward where any synchronization of the device is an error."""
     plan, worker = PoolPlan.from_bytes(plan_bytes), dist.get_rank()
     device = torch.device("cuda", worker)
-    runtime = runtime_here(
-        plan, device=f"cuda:{worker}", dtype=torch.bfloat16, backward_kv=mode, transport=transport
-    )
+    runtime = runtime_here(plan, device=f"cuda:{worker}", dtype=torch.bfloat16, backward_kv=mode)
     tensors = worker_tensors(plan, worker, pool_tensors(plan, 0, torch.bfloat16))
     on_device: dict[str, Any] = {name: x.to(device) for name, x in tensors.items()}
     leaves = [on_device[name].requires_grad_() for name in "qkv"]
