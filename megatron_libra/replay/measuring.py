@@ -2,13 +2,15 @@
 Measurement.
 
 One chunk is run for all M of a worker, because they have equal shapes. A worker that would exceed
-the seconds that are left is passed over, so that cheaper ones behind it still get their turn.
+the seconds that are left is passed over, so that cheaper ones behind it still get their turn. A
+kernel that compiles at the first call of a kind does so before the first worker.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.replay.calls import KernelCall, table_of
+from megatron_libra.replay.calls import KernelCall, call_of, table_of
 from megatron_libra.replay.measure import CallSeconds, CallTimer, measure_worker
 from megatron_libra.replay.replay import Progress, Replay
 from megatron_libra.replay.timing import run_seconds
 from megatron_libra.replay.workers import calls_of_worker
 from megatron_libra.simulator.cost_model import CostModel
+from megatron_libra.simulator.pool_work import PoolWork
 
 __all__ = ["Measurement", "measure", "timer_for"]
 
@@ -30,7 +33,9 @@ Int64 = NDArray[np.int64]
 RUNS = 3.0
 """What a worker is thought to cost over its predicted seconds, until workers have shown it."""
 MOST_RUNS = 8.0
-"""The first workers may have to wait for a compiler, which says nothing of the later ones."""
+"""The first workers may be slow, which says little of the later ones."""
+MANY_ENTRIES = 256
+"""Above, kernels may be others (FlashAttention-4 searches)."""
 REFUSAL_LENGTH = 200
 REPEATS, CALL_BUDGET_S = 3, 0.1
 """Timed runs of a pass, unless they take longer."""
@@ -119,7 +124,10 @@ def measure(
     sizes = [work.num_workers for work in replay.works]
     start = np.cumsum(sizes) - sizes
     found = np.full_like(predicted, np.nan)
-    begin, spent = time.perf_counter(), 0.0
+    begin = time.perf_counter()
+    wanted = np.unique(np.searchsorted(start, order, side="right") - 1)
+    _warm_up((replay.works[index] for index in wanted.tolist()), timer)
+    spent = compiling = time.perf_counter() - begin
     runs, base, refusals = RUNS, 0.0, []
     for number, row in enumerate(np.asarray(order).tolist()):
         progress(number, len(order))
@@ -138,7 +146,7 @@ def measure(
             continue
         found[row] = (*seconds.forward, *seconds.backward)
         spent, base = time.perf_counter() - begin, base + cost
-        runs = min(spent / base, MOST_RUNS) if base else RUNS
+        runs = min((spent - compiling) / base, MOST_RUNS) if base else RUNS
     progress(len(order), len(order))
     return Measurement(
         label=timer.label,
@@ -148,3 +156,20 @@ def measure(
         refusals=tuple(refusals),
         seconds=time.perf_counter() - begin,
     )
+
+
+def _warm_up(works: Iterable[PoolWork], timer: CallTimer) -> None:
+    """Run a small call of every kind: head counts, few or many entries."""
+    kinds = set()
+    for work in works:
+        calls = work.calls
+        entries = np.diff(calls.first, append=len(calls.num_queries))
+        columns = calls.query_heads, calls.kv_heads, entries > MANY_ENTRIES
+        kinds |= {
+            (work.head_dim, *kind) for kind in zip(*(c.tolist() for c in columns), strict=True)
+        }
+    for head_dim, query_heads, kv_heads, is_many in sorted(kinds):
+        rows = [1] * (MANY_ENTRIES + 1 if is_many else 2)
+        call = call_of(rows, rows, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
+        with suppress(ValueError, RuntimeError):  # a worker with such calls will say so
+            timer.seconds(call)

@@ -222,3 +222,28 @@ def test_a_worker_that_cannot_be_run_is_told_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(measuring, "measure_worker", fails_first)
     run = measuring.measure(replay, columns, [3, 0], timer, budget_s=60)
     assert (run.num_measured, run.refusals) == (1, ("out of memory",))
+
+
+def test_every_kind_of_call_is_compiled_before_the_first_worker(monkeypatch):
+    pytest.importorskip("torch")
+    from megatron_libra.replay import measuring
+
+    replay = prepared("ulysses", "libra")
+    columns = part_columns(predicted(replay, MODEL))
+    timer = measuring.timer_for(JOB.shape.head_dim, "auto", "cpu", MODEL)
+    run_call, run_worker, small, later = timer.seconds, measuring.measure_worker, [], []
+
+    def worker(calls, timer):
+        later.extend((call.query_heads, call.kv_heads) for call in calls)
+        return run_worker(calls, timer)
+
+    def seconds(call):
+        if not later:
+            small.append((call.query_heads, call.kv_heads))
+            assert call.round.query_stop == 2
+        return run_call(call)
+
+    monkeypatch.setattr(measuring, "measure_worker", worker)
+    monkeypatch.setattr(timer, "seconds", seconds)
+    measuring.measure(replay, columns, range(len(columns)), timer, budget_s=60)
+    assert set(later) <= set(small) and len(set(small)) == len(small) > 1
