@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from megatron_libra.replay.calls import KernelCall, table_of
 from megatron_libra.replay.fit import Errors, fit_pass
 from megatron_libra.replay.grid import FIT, GridSize, GroupedCall, fit_calls, plan_calls
-from megatron_libra.replay.measure import CallSeconds, CallTimer
+from megatron_libra.replay.measure import MANY_ENTRIES, CallKind, CallSeconds, CallTimer
 from megatron_libra.simulator.call_cost import KernelCost, PassCost
 from megatron_libra.simulator.tilings import tiling_of
 
@@ -75,15 +75,18 @@ def measure_calls(
     budget_s: float,
     progress: Progress = lambda text: None,
 ) -> list[MeasuredCall]:
-    """Run the grid and then the pools, each until its share of the seconds is used up.
+    """Run the grid and then the pools, each until its share of the seconds is used up. Kernels that
+    compile at their first call do so before.
 
     Calls that the kernel or the device's memory cannot hold are left out.
 
     Raises:
         FewCalls: fewer than 12 calls of the grid fitted into the time.
     """
-    start = time.perf_counter()
     grid, plans = fit_calls(head_dim, size, heads), plan_calls(head_dim, size)
+    progress(f"head dim {head_dim}: kernels")
+    timer.warm_up({_kind(each.call) for each in (*grid, *plans)})
+    start = time.perf_counter()
     found = _run(grid, timer, start + FIT_SHARE * budget_s, progress, f"head dim {head_dim}: grid")
     if len(found) < FEWEST_CALLS:
         raise FewCalls(
@@ -94,6 +97,11 @@ def measure_calls(
     if len(tested) < len(plans):  # the last worker is not whole
         tested = [each for each in tested if each.group != tested[-1].group]
     return found + tested
+
+
+def _kind(call: KernelCall) -> CallKind:
+    many = len(call.num_queries) > MANY_ENTRIES
+    return CallKind(call.head_dim, call.query_heads, call.kv_heads, many)
 
 
 def _run(

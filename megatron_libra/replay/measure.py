@@ -7,7 +7,9 @@ it is that of the reference kernel, which says nothing of a GPU and is labelled 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,14 +18,33 @@ from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.parts import FAR, NEAR
 from megatron_libra.plan.worker_plan import Round
-from megatron_libra.replay.calls import KernelCall
+from megatron_libra.replay.calls import KernelCall, call_of
 from megatron_libra.replay.timing import issue_seconds, median_seconds
 from megatron_libra.simulator.call_table import PARTS, part_weights
 
-__all__ = ["CallSeconds", "CallTimer", "WorkerSeconds", "gather_gb_s", "measure_worker"]
+__all__ = [
+    "MANY_ENTRIES",
+    "CallKind",
+    "CallSeconds",
+    "CallTimer",
+    "WorkerSeconds",
+    "gather_gb_s",
+    "measure_worker",
+]
 
 GATHER_ROWS = 1 << 18
 GATHER_ELEMENTS = 1024
+MANY_ENTRIES = 256
+"""Above, a kernel may be another one (FlashAttention-4 searches for entries)."""
+
+
+class CallKind(NamedTuple):
+    """What a kernel may be compiled for."""
+
+    head_dim: int
+    query_heads: int
+    kv_heads: int
+    has_many_entries: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +110,21 @@ class CallTimer:
         if self.device.type == "cuda":
             return f"{torch.cuda.get_device_name(self.device)}, {self.kernel.name}"
         return f"CPU, {self.kernel.name} kernel (no GPU was measured)"
+
+    def warm_up(self, kinds: Iterable[CallKind]) -> None:
+        """Run a small call of every kind, so that kernels are compiled before times count. What
+        cannot be run says so when it is measured."""
+        for kind in sorted(kinds):
+            rows = [1] * (MANY_ENTRIES + 1 if kind.has_many_entries else 2)
+            call = call_of(
+                rows,
+                rows,
+                query_heads=kind.query_heads,
+                kv_heads=kind.kv_heads,
+                head_dim=kind.head_dim,
+            )
+            with suppress(Exception):
+                self.seconds(call)
 
     def seconds(self, call: KernelCall) -> CallSeconds:
         """Forward and backward of one call, once. Of a local call that the kernel's own index type

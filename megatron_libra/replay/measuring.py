@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.replay.calls import KernelCall, call_of, table_of
-from megatron_libra.replay.measure import CallSeconds, CallTimer, measure_worker
+from megatron_libra.replay.calls import KernelCall, table_of
+from megatron_libra.replay.measure import (
+    MANY_ENTRIES,
+    CallKind,
+    CallSeconds,
+    CallTimer,
+    measure_worker,
+)
 from megatron_libra.replay.replay import Progress, Replay
 from megatron_libra.replay.timing import run_seconds
 from megatron_libra.replay.workers import calls_of_worker
@@ -34,8 +39,6 @@ RUNS = 3.0
 """What a worker is thought to cost over its predicted seconds, until workers have shown it."""
 MOST_RUNS = 8.0
 """The first workers may be slow, which says little of the later ones."""
-MANY_ENTRIES = 256
-"""Above, kernels may be others (FlashAttention-4 searches)."""
 REFUSAL_LENGTH = 200
 REPEATS, CALL_BUDGET_S = 3, 0.1
 """Timed runs of a pass, unless they take longer."""
@@ -126,7 +129,7 @@ def measure(
     found = np.full_like(predicted, np.nan)
     begin = time.perf_counter()
     wanted = np.unique(np.searchsorted(start, order, side="right") - 1)
-    _warm_up((replay.works[index] for index in wanted.tolist()), timer)
+    timer.warm_up(_kinds(replay.works[index] for index in wanted.tolist()))
     spent = compiling = time.perf_counter() - begin
     runs, base, refusals = RUNS, 0.0, []
     for number, row in enumerate(np.asarray(order).tolist()):
@@ -139,7 +142,7 @@ def measure(
             seconds = measure_worker(
                 calls_of_worker(replay.works[index], int(row - start[index])), timer
             )
-        except (ValueError, RuntimeError) as error:  # RuntimeError: also a lack of memory
+        except Exception as error:  # whatever the kernel raises; a lack of memory, too
             refusals.append(" ".join(str(error).split())[:REFUSAL_LENGTH])
             if timer.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -158,18 +161,15 @@ def measure(
     )
 
 
-def _warm_up(works: Iterable[PoolWork], timer: CallTimer) -> None:
-    """Run a small call of every kind: head counts, few or many entries."""
-    kinds = set()
+def _kinds(works: Iterable[PoolWork]) -> set[CallKind]:
+    """Of all calls."""
+    kinds: set[CallKind] = set()
     for work in works:
         calls = work.calls
         entries = np.diff(calls.first, append=len(calls.num_queries))
         columns = calls.query_heads, calls.kv_heads, entries > MANY_ENTRIES
         kinds |= {
-            (work.head_dim, *kind) for kind in zip(*(c.tolist() for c in columns), strict=True)
+            CallKind(work.head_dim, *kind)
+            for kind in zip(*(column.tolist() for column in columns), strict=True)
         }
-    for head_dim, query_heads, kv_heads, is_many in sorted(kinds):
-        rows = [1] * (MANY_ENTRIES + 1 if is_many else 2)
-        call = call_of(rows, rows, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
-        with suppress(ValueError, RuntimeError):  # a worker with such calls will say so
-            timer.seconds(call)
+    return kinds

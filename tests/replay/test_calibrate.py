@@ -158,7 +158,8 @@ def test_a_cpu_is_measured_and_labelled(monkeypatch: pytest.MonkeyPatch) -> None
     found = measure_machine(wish, texts.append)
     assert found.label == "CPU, reference kernel (no GPU was measured)"
     assert (found.num_sms, found.kernel, dict(found.links)) == (1, "reference", {})
-    assert texts[0].startswith("head dim 64: grid, call 1 of") and texts[-1] == "rows and links"
+    assert texts[0] == "head dim 64: kernels" and texts[-1] == "rows and links"
+    assert texts[1].startswith("head dim 64: grid, call 1 of")
 
 
 def _libra(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
