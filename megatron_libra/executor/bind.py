@@ -24,7 +24,7 @@ from megatron_libra.executor.bound_route import (
     bind_sum,
 )
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
-from megatron_libra.executor.local_rows import LocalRows, rounds_in_place
+from megatron_libra.executor.local_rows import LocalRows, TokenRanges
 from megatron_libra.executor.route_index import (
     RouteIndex,
     contributions_at_home,
@@ -38,10 +38,15 @@ from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.parts import FAR, NEAR, pipeline_order
 from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
 
-__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "HomeRows", "bind"]
+__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "bind"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
+LARGEST_GAP = 65_536
+"""Query rows (tokens x heads) of a gap that a call in place skips; for more, another call is
+cheaper: a kernel needs about 0.4 ns for each in forward and 1.3 ns in backward."""
+MOST_GAPS = 32
+"""Each is filled by a gather of its own."""
 ALIGNMENT = 4
 """Elements of int32 to which a tensor is aligned: kernels copy boundaries that are not at a
 multiple of 16 bytes."""
@@ -56,25 +61,15 @@ class BoundLocal:
     num_early_rounds: int
     heads: HeadPartition
     """All heads; its chunks are more than 1 only if one call would be too large for the kernel."""
-    untouched: tuple[tuple[int, int], ...]
-    """In place: ranges of home tokens that no round reads as keys."""
-    num_covered: int
-    """Tokens of this worker that belong to a sample; those behind them are padding."""
+    gaps: tuple[tuple[int, int], ...]
+    """Ranges of home tokens that are not local: exchanged, or padding."""
+    unread: tuple[tuple[int, int], ...]
+    """Ranges of home tokens that no round in place reads as keys."""
 
     @property
     def num_calls(self) -> int:
         """Kernel calls of a forward, each with a log-sum-exp."""
         return len(self.rounds) * self.heads.chunks
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HomeRows:
-    """How returned query rows get home. A home row is a token of a head shard and chunk."""
-
-    gather: torch.Tensor
-    """int32 rows of the mailbox: of every home row, or of those of `index`."""
-    index: torch.Tensor | None
-    """int64 home rows that were exchanged; None: all are gathered, and local ones put over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,12 @@ class BoundPlan:
     """What is exchanged, in time order, alike on all workers; empty if nothing is."""
     query: BoundRoute
     kv: BoundRoute
-    home_rows: HomeRows
+    query_rows_at_home: torch.Tensor
+    """(T * H * M,) int32 where each returned row of a home token stands in the return's mailbox;
+    the zero row for padding, and for local rows, which do not come from there."""
+    kv_tokens: torch.Tensor | None
+    """int32 home tokens whose K and V are sent; None if they are most of them, so that all are
+    prepared."""
     kv_sum: HomeSum
     rounds: tuple[tuple[BoundRound, ...], ...]
     """By exchanged part, for each chunk."""
@@ -128,18 +128,27 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
     kv = [_index(plan, part.kv, heads.kv_shards) for part in parts]
     local_tokens = _index(plan, plan.local.query, 1).sent_rows
     sent = [np.concatenate([index.sent_rows for index in indexes]) for indexes in (query, kv)]
-    # where most rows are exchanged, the home gathers them all from the mailbox
-    in_place = 2 * len(sent[0]) <= tokens * heads.head_split
-    local_rounds = rounds_in_place(plan.local, local_tokens) if in_place else plan.local.rounds
+    ranges = TokenRanges.of(plan.local, local_tokens)
+    gaps, in_place = ranges.gaps(tokens), 2 * len(local_tokens) >= tokens
+    if in_place and len(gaps) <= MOST_GAPS:
+        local_rounds, num_early = ranges.rounds(LARGEST_GAP // plan.shape.query_heads)
+    else:
+        gaps, in_place = ((0, tokens),), False
+        local_rounds, num_early = plan.local.rounds, plan.local.num_early_rounds
     position = positions_at_home(sent[0], tokens * heads.head_split)
     blocks = [size for index in kv for size in index.block_sizes]
+    kv_tokens = _sent_tokens(kv, heads.kv_shards, tokens)
     passes, summed = contributions_at_home(sent[1], blocks, tokens * heads.kv_shards)
     rounds = [*(r for part in parts for r in part.rounds), *local_rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
-    *routes, (position_t, sent_t, summed_t, local_t), passes_t, entries_t = _upload(
+    *routes, (position_t, summed_t, local_t, tokens_t), passes_t, entries_t = _upload(
         [
-            *(_arrays(index) for index in (*query, *kv)),
-            [position, sent[0], summed, local_tokens], passes, entries,
+            *(_arrays(index, index.sent_rows) for index in query),
+            *(
+                _arrays(index, _packed_rows(index, kv_tokens, heads.kv_shards, tokens))
+                for index in kv
+            ),
+            [position, summed, local_tokens, kv_tokens], passes, entries,
         ],
         runtime.device,
     )  # fmt: skip
@@ -161,35 +170,45 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         steps=steps,
         query=bound_query,
         kv=bound_kv,
-        home_rows=_home_rows(bound_query, sent_t if in_place else position_t, in_place),
+        query_rows_at_home=bound_query.rows_at_home(position_t).flatten(),
+        kv_tokens=tokens_t if len(kv_tokens) < tokens else None,
         kv_sum=bind_sum(passes_t, summed_t, bound_kv),
         rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in parts),
         local=BoundLocal(
             rows=LocalRows(None if in_place else local_t.long()),
             rounds=tuple(bound_rounds),
-            num_early_rounds=plan.local.num_early_rounds,
+            num_early_rounds=num_early,
             heads=_local_heads(plan, local_rounds, runtime.kernel),
-            untouched=_untouched(local_rounds, tokens),
-            num_covered=len(local_tokens) + len(np.unique(sent[0] // heads.head_split)),
+            gaps=gaps,
+            unread=_unread(local_rounds, tokens),
         ),
     )
 
 
-def _home_rows(route: BoundRoute, rows: torch.Tensor, in_place: bool) -> HomeRows:
-    """rows: the exchanged home rows in travel order, or the position of every home row."""
-    if not in_place:
-        return HomeRows(route.rows_at_home(rows).flatten(), None)
-    position = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-    chunk = torch.arange(route.chunks, device=rows.device)
-    index = rows.long()[:, None] * route.chunks + chunk
-    return HomeRows(route.rows_at_home(position).flatten(), index.flatten())
-
-
-def _untouched(rounds: Sequence[Round], num_tokens: int) -> tuple[tuple[int, int], ...]:
+def _unread(rounds: Sequence[Round], num_tokens: int) -> tuple[tuple[int, int], ...]:
     """Token ranges between the key ranges of rounds in place."""
-    stops = [0, *(r.key_stop for r in rounds)]
-    starts = [*(r.key_start for r in rounds), num_tokens]
+    spans = sorted((r.key_start, r.key_stop) for r in rounds)
+    stops, starts = [0, *(stop for _, stop in spans)], [*(start for start, _ in spans), num_tokens]
     return tuple((a, b) for a, b in zip(stops, starts, strict=True) if a < b)
+
+
+def _sent_tokens(indexes: list[RouteIndex], kv_shards: int, num_tokens: int) -> Int32:
+    """Home tokens that the kv route needs, or all of them if they are most."""
+    sent = np.zeros(num_tokens, np.bool_)
+    for index in indexes:
+        sent[index.sent_rows // kv_shards] = True
+    if 2 * np.count_nonzero(sent) > num_tokens:
+        sent[:] = True
+    return np.flatnonzero(sent).astype(np.int32)
+
+
+def _packed_rows(index: RouteIndex, kv_tokens: Int32, kv_shards: int, num_tokens: int) -> Int32:
+    """The index's sent rows among the prepared rows of kv_tokens."""
+    place = np.zeros(num_tokens, np.int32)
+    place[kv_tokens] = np.arange(len(kv_tokens), dtype=np.int32)
+    token, shard = np.divmod(index.sent_rows, np.int32(kv_shards))
+    packed: Int32 = place[token] * np.int32(kv_shards) + shard
+    return packed
 
 
 def _steps(plan: WorkerPlan) -> tuple[BoundStep, ...]:
@@ -219,8 +238,8 @@ def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
     )
 
 
-def _arrays(index: RouteIndex) -> list[Int32]:
-    return [index.sent_rows, index.arrange, index.depart]
+def _arrays(index: RouteIndex, packed: Int32) -> list[Int32]:
+    return [packed, index.arrange, index.depart]
 
 
 def _upload(lists: list[list[Int32]], device: torch.device) -> Iterator[list[torch.Tensor]]:

@@ -28,7 +28,7 @@ class PartRows:
     traffic: RowTraffic
     """Of one chunk, from the homes to the workers that compute."""
     sent: torch.Tensor
-    """(num_own,) home rows in travel order."""
+    """(num_own,) home rows (kv route: rows of the prepared tokens) in travel order."""
     arrange: torch.Tensor
     """(num_rows,) travel position of every compute row."""
     depart: torch.Tensor

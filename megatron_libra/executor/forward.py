@@ -40,7 +40,10 @@ def query_rows(x_TND: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
 
 
 def kv_rows(k_TGD: torch.Tensor, v_TGD: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
-    """K and V of one token side by side, so that they travel together: (T * K * U, 2 * width)."""
+    """K and V of one token side by side, so that they travel together: (n * K * U, 2 * width) of
+    the n tokens that are sent."""
+    if bound.kv_tokens is not None:
+        k_TGD, v_TGD = (x.index_select(0, bound.kv_tokens) for x in (k_TGD, v_TGD))
     parts = bound.heads.kv_shards * bound.heads.kv_pieces
     rows = (k_TGD.shape[0] * parts, k_TGD.shape[1] // parts * k_TGD.shape[2])
     return torch.cat([k_TGD.reshape(rows), v_TGD.reshape(rows)], dim=1)

@@ -133,7 +133,7 @@ class LocalBackward:
         rows, homes = self.bound.local.rows, []
         for results in (self.dk.to(dtype), self.dv.to(dtype)):
             if rows.index is None:
-                for first, last in self.bound.local.untouched:
+                for first, last in self.bound.local.unread:
                     results[first:last].zero_()
                 homes.append(results)
             else:
@@ -153,16 +153,17 @@ def bring_queries_home(
         returned: rows of the return's mailbox; None if nothing is exchanged.
         like: (T, N, D).
     """
-    local, heads = bound.local, bound.heads
-    if local.rows.index is not None:
-        assert returned is not None, "without an exchange all is computed in place"
-        home = returned.index_select(0, bound.home_rows.gather).view(like.shape)
-        local.rows.put(home, results)
-        return home
-    if local.num_covered < len(results):
-        results[local.num_covered :].zero_()
-    rows = bound.home_rows
-    if returned is not None and rows.index is not None and len(rows.index):
-        parts = results.view(len(results) * heads.head_split * heads.chunks, -1)
-        parts.index_copy_(0, rows.index, returned.index_select(0, rows.gather))
-    return results
+    rows = bound.local.rows
+    home = results if rows.index is None else results.new_empty(like.shape)
+    parts = bound.heads.head_split * bound.heads.chunks
+    for first, last in bound.local.gaps:
+        if returned is None:
+            home[first:last].zero_()
+        else:
+            gather = bound.query_rows_at_home[first * parts : last * parts]
+            torch.index_select(
+                returned, 0, gather, out=home[first:last].view(len(gather), returned.shape[1])
+            )
+    if rows.index is not None:
+        rows.put(home, results)
+    return home

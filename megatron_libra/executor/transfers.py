@@ -33,7 +33,8 @@ class Dispatch:
 
         Args:
             query_rows: (T * H * M, width), contiguous, all chunks.
-            kv_rows: (T * K * U, width), or None if K and V need not travel.
+            kv_rows: (n * K * U, width) of the tokens in bound.kv_tokens, or None if K and V need
+                not travel.
         """
         self._bound, self._transport = bound, bound.runtime.dispatch
         routes = [bound.query] if kv_rows is None else [bound.query, bound.kv]

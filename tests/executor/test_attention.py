@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from megatron_libra.config import LibraConfig
+from megatron_libra.executor import bind as bind_module
 from megatron_libra.executor.attention import libra_attention, saved_bytes
 from megatron_libra.executor.bind import BoundPlan, bind
 from megatron_libra.executor.dense import dense_attention
@@ -209,3 +210,36 @@ def interleaved(mode: str) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 def test_microbatches_interleave(mode: str) -> None:
     assert world(interleaved, 4, mode) == [True] * 4
+
+
+SCATTERED = plan_of(
+    pool([[9, 30, 4, 25, 12], [8, 7]], 80, 1, (8, 2, 8), block_size=4, head_split=2, chunks=2,
+         load_slack=0.0)
+)  # fmt: skip
+
+
+def with_gaps(data: bytes, mode: str, largest_gap: int, most_gaps: int) -> tuple[Any, ...]:
+    """Body of a worker: how the local part is computed, and the results."""
+    bind_module.LARGEST_GAP, bind_module.MOST_GAPS = largest_gap, most_gaps
+    plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
+    bound = bound_plan(plan, backward_kv=mode)
+    in_place = bound.local.rows.index is None
+    return in_place, len(bound.local.rounds), gradients(bound, plan, worker)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("largest_gap", "most_gaps", "in_place", "num_calls"),
+    [(0, 32, True, "many"), (8 * 80, 32, True, "few"), (0, 0, False, "few")],
+)
+def test_local_work_between_gaps(
+    mode: str, largest_gap: int, most_gaps: int, in_place: bool, num_calls: str
+) -> None:
+    """Gaps that calls skip, gaps at which calls end, and copies give what dense attention gives."""
+    outcomes = world(with_gaps, 2, SCATTERED.to_bytes(), mode, largest_gap, most_gaps)
+    assert outcomes[0][0] is in_place
+    assert (outcomes[0][1] > 2) is (num_calls == "many")
+    dense = dense_attention(pool_tensors(SCATTERED, 0, torch.float64), SCATTERED.sequences)
+    for worker, (_, _, results) in enumerate(outcomes):
+        for name, actual in zip(("out", "dq", "dk", "dv"), results, strict=True):
+            torch.testing.assert_close(actual, dense[name][worker], rtol=0, atol=1e-12)

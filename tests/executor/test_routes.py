@@ -16,7 +16,7 @@ from megatron_libra.config import LibraConfig
 from megatron_libra.executor.bind import bind
 from megatron_libra.executor.bound_route import PartRows, bind_route
 from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.executor.local_rows import LocalRows, rounds_in_place
+from megatron_libra.executor.local_rows import LocalRows, TokenRanges
 from megatron_libra.executor.route_index import (
     NOWHERE,
     contributions_at_home,
@@ -151,16 +151,39 @@ def test_a_mailbox_has_room_for_both_directions() -> None:
     assert mailbox.sent(1).flatten().tolist() == [6, 7]
 
 
-def test_local_rounds_in_place() -> None:
-    """The drawn example of local_rows: ranges of 3 and 2 tokens at tokens 1 and 5."""
-    cu = np.array([0, 3, 5], np.int32)
+def drawn_ranges() -> TokenRanges:
+    """The example of local_rows: ranges of 3 and 2 tokens at tokens 1 and 5, early and late."""
     none = route(**{field.name: [] for field in fields(WorkerRoute)})
-    local = LocalPart(none, none, (Round(0, 5, 0, 5, cu, cu, 3, 3),), 1)
-    (found,) = rounds_in_place(local, np.array([1, 2, 3, 5, 6], np.int32))
+    rounds = [
+        Round(start, start + n, start, start + n, *[np.array([0, n], np.int32)] * 2, n, n)
+        for start, n in ((0, 3), (3, 2))
+    ]
+    local = LocalPart(none, none, tuple(rounds), 1)
+    return TokenRanges.of(local, np.array([1, 2, 3, 5, 6], np.int32))
+
+
+def test_local_rounds_in_place() -> None:
+    ranges = drawn_ranges()
+    assert ranges.gaps(8) == ((0, 1), (4, 5), (7, 8))
+    rounds, num_early = ranges.rounds(9)
+    assert num_early == 1  # early and late work is never one call
+    assert [(r.query_start, r.query_stop) for r in rounds] == [(1, 4), (5, 7)]
+    (found,), num_early = replace(ranges, is_early=np.array([True, True])).rounds(1)
+    assert num_early == 1
     assert (found.query_start, found.query_stop, found.key_start, found.key_stop) == (1, 7, 1, 7)
     assert found.cu_queries.tolist() == [0, 3, 4, 4, 6]
     assert found.cu_keys.tolist() == [0, 3, 3, 4, 6]
     assert (found.max_queries, found.max_keys) == (3, 3)
+
+
+def test_large_gaps_end_a_call() -> None:
+    ranges = TokenRanges(np.array([0, 5, 9]), np.array([3, 8, 12]), np.array([False, True, True]))
+    rounds, num_early = ranges.rounds(0)
+    assert [(r.key_start, r.key_stop) for r in rounds] == [(5, 8), (9, 12), (0, 3)]
+    assert num_early == 2
+    assert len(ranges.rounds(1)[0]) == 2  # the early ones are one call
+    nothing = TokenRanges(*[np.zeros(0, np.int64)] * 2, np.zeros(0, np.bool_))
+    assert nothing.rounds(1) == ((), 0) and nothing.gaps(4) == ((0, 4),)
 
 
 def test_local_rows_in_place_and_as_copies() -> None:
@@ -185,7 +208,7 @@ def test_what_is_mostly_local_is_computed_in_place(placer: str, in_place: bool) 
     )  # fmt: skip
     bound = bind(plan.worker_plan(0), runtime_of(0, plan.num_workers))
     assert bound.steps and (bound.local.rows.index is None) is in_place
-    assert (bound.home_rows.index is None) is not in_place
+    assert bound.local.gaps == ((0, 40),) or in_place
 
 
 def test_positions_at_home() -> None:
