@@ -44,6 +44,20 @@ def positive_integer(name: str, value: object) -> int:
     return number
 
 
+def whole_number(name: str, value: object) -> int:
+    """As positive_integer, but 0 is welcome too."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:  # an array
+            number = -1
+        if 0 <= number <= MAX_INTEGER:
+            return number
+    raise ValueError(
+        f"{name} ({value!r}) must be an integer from 0 to {MAX_INTEGER}; try {name}=0."
+    )
+
+
 def _index(value: SupportsIndex) -> int:
     """operator.index, but 0 where an array or a boolean of NumPy has no index."""
     try:
@@ -101,6 +115,8 @@ class LibraConfig:
     """M, overlapped head chunks; divides query heads / H. None: by layer size, at most 4."""
     load_slack: float = 0.03
     """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
+    token_pairs: int = 0
+    """Pairs that a query token costs besides its own: 0 (paper), about 500 for short samples."""
     placer: str = "home_first"
     """Who computes which tile: home_first (default), paper (Algorithm 2), ulysses, home."""
     kv_fetch: KVFetch = "prefix"
@@ -126,6 +142,7 @@ class LibraConfig:
         _require_positive(self, "pool_size", "block_size", "head_split", "plan_ahead")
         if self.chunks is not None:
             _require_positive(self, "chunks")
+        object.__setattr__(self, "token_pairs", whole_number("token_pairs", self.token_pairs))
         for name, example in (("load_slack", 0.03), ("plan_timeout_s", 300)):
             object.__setattr__(self, name, _number(name, getattr(self, name), example))
         if not isinstance(self.deterministic, bool):

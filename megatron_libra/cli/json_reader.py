@@ -140,14 +140,17 @@ class JsonObject:
         """Whether the key is given."""
         return key in self.values
 
-    def integer(self, key: str, default: int = 1, maximum: int = MAX_INTEGER) -> int:
-        """An integer from 1 to maximum; default stands in for a missing key and is the way out."""
+    def integer(
+        self, key: str, default: int = 1, maximum: int = MAX_INTEGER, minimum: int = 1
+    ) -> int:
+        """An integer from minimum to maximum; default stands in for a missing key and is the way
+        out."""
         value = self.values.get(key, default)
-        if type(value) is not int or not 1 <= value <= maximum:
-            whole = isinstance(value, float) and value.is_integer() and 1 <= value <= maximum
+        if type(value) is not int or not minimum <= value <= maximum:
+            whole = isinstance(value, float) and value.is_integer() and minimum <= value <= maximum
             raise ValueError(
-                f"{self.where}{key} ({short(value)}) must be an integer from 1 to {maximum}; "
-                f"try {int(value) if whole else default}."
+                f"{self.where}{key} ({short(value)}) must be an integer from {minimum} to "
+                f"{maximum}; try {int(value) if whole else default}."
             )
         return value
 

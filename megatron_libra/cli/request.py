@@ -138,7 +138,7 @@ def _read_as(libra: JsonObject, name: str, default: Any) -> bool | int | float |
     if isinstance(default, bool):
         return libra.flag(name, default)
     if isinstance(default, int):
-        return libra.integer(name, default)
+        return libra.integer(name, default, minimum=min(default, 1))
     if isinstance(default, float):
         return libra.number(name, default)
     return libra.text(name, default)

@@ -29,7 +29,18 @@ from functools import partial
 
 import numpy as np
 import torch
-from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
+from bench_common import (
+    TOKEN_PAIRS,
+    Case,
+    Job,
+    World,
+    arguments,
+    one_line,
+    read_rows,
+    run_cases,
+    show,
+    verdict,
+)
 from bench_timing import alternate, medians
 from bench_work import HEADS, KernelCalls, Layer, runtime_of, scaled_rows, shape_of
 
@@ -73,6 +84,7 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             "block_size": args.block_size,
             "head_split": args.head_split,
             "load_slack": args.load_slack,
+            "token_pairs": args.token_pairs,
         }
 
 
@@ -82,7 +94,9 @@ def measure(world: World, case: Case, seed: int) -> Case:
     width = pool_size * cp
     first = world.worker // width * width
     shape = shape_of(case["heads"])
-    chosen = {name: case[name] for name in ("block_size", "head_split", "load_slack")}
+    chosen = {
+        name: case[name] for name in ("block_size", "head_split", "load_slack", "token_pairs")
+    }
     chosen |= {name: case[name] for name in ("kernel", "transport")}
     config = LibraConfig(pool_size=pool_size, **chosen)
     runtime = runtime_of(world, config, shape, range(first, first + width))
@@ -186,6 +200,7 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--head-split", type=int, default=1)
     parser.add_argument("--load-slack", type=float, default=0.01)
+    parser.add_argument("--token-pairs", type=int, default=TOKEN_PAIRS)
     args = parser.parse_args()
     if args.device == "cpu":
         args.heads, args.seq_length, args.block_size = ["8q2kv16"], 512, 64

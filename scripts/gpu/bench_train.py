@@ -25,7 +25,17 @@ import traceback
 from dataclasses import asdict, replace
 
 import torch
-from bench_common import Case, Job, append, arguments, print_block, read_rows, run_cases, show
+from bench_common import (
+    TOKEN_PAIRS,
+    Case,
+    Job,
+    append,
+    arguments,
+    print_block,
+    read_rows,
+    run_cases,
+    show,
+)
 from bench_runs import CPU_MODEL, GPU_MODEL, Model, Run, kernel_rate, write_corpus
 
 from megatron_libra.data.corpora import CORPORA
@@ -55,6 +65,7 @@ def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--head-split", type=int, default=1)
     parser.add_argument("--load-slack", type=float, default=0.01)
+    parser.add_argument("--token-pairs", type=int, default=TOKEN_PAIRS)
     parser.add_argument("--connections", choices=("1", "unset"), default="1")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="Megatron's flags")
     return parser
@@ -91,6 +102,7 @@ def run_of(
         "libra-block-size": args.block_size,
         "libra-head-split": args.head_split,
         "libra-load-slack": args.load_slack,
+        "libra-token-pairs": args.token_pairs,
         "libra-kernel": args.kernel,
         "libra-transport": args.transport,
     }

@@ -218,3 +218,29 @@ def test_coarse_tiles_never_end_above_their_homes():
         result = plan(sequences, 2, 64, placer="home_first", block_size=64)
         assert result.loads.max() <= result.home_loads.max()
         check_plan(result)
+
+
+@pytest.mark.parametrize("placer", ["home_first", "paper"])
+def test_a_token_may_cost_more_than_its_pairs(placer):
+    """One long sample against many short ones: equal pairs are unequal times, where tokens cost."""
+    sequences = [[4000], [20] * 200]
+    shares = {}
+    for token_pairs in (0, 500):
+        result = plan(
+            sequences, 1, 4000, placer=placer, block_size=100, load_slack=0.0,
+            token_pairs=token_pairs,
+        )  # fmt: skip
+        tokens = np.bincount(
+            result.tiles.worker, (result.tiles.stop - result.tiles.start), minlength=2
+        )
+        cost = result.loads + token_pairs * tokens
+        assert cost.max() <= 1.02 * cost.mean()
+        shares[token_pairs] = tokens[1] / tokens.sum()
+    assert shares[500] < shares[0] - 0.03
+    assert result.imbalance > 0.02  # loads stay pairs, as every report has them
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, True, "7", 2**31])
+def test_token_pairs_are_whole_numbers(value):
+    with pytest.raises(ValueError, match="token_pairs .* must be an integer from 0"):
+        LibraConfig(token_pairs=value)

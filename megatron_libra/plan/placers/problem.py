@@ -8,7 +8,7 @@ charged nor sent (V_g counts the remote part).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class PlacementProblem:
     heads: HeadPartition
     num_samples: int
     blocks: BlockTable
+    """Their pairs count `token_pairs` for each query token besides its own."""
     query_bytes: Int64
     """(N,) bytes of Q plus O of one tile of a block: Q dispatch and output return."""
     kv_token_bytes: int
@@ -60,6 +61,9 @@ class PlacementProblem:
         placer).
         """
         heads = HeadPartition.of(shape, config.head_split, config.most_chunks)
+        if config.token_pairs:
+            weighed = blocks.pairs + config.token_pairs * blocks.num_tokens
+            blocks = replace(blocks, pairs=weighed)
         token_bytes = shape.head_dim * shape.bytes_per_element
         return cls(
             num_workers=samples.num_slots * layout.context_parallel_size,
