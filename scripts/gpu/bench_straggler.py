@@ -94,10 +94,8 @@ def measure(world: World, case: Case, seed: int) -> Case:
     width = pool_size * cp
     first = world.worker // width * width
     shape = shape_of(case["heads"])
-    chosen = {
-        name: case[name] for name in ("block_size", "head_split", "load_slack", "token_pairs")
-    }
-    chosen |= {name: case[name] for name in ("kernel", "transport")}
+    names = ("block_size", "head_split", "load_slack", "token_pairs", "kernel", "transport")
+    chosen = {name: case[name] for name in names}
     config = LibraConfig(pool_size=pool_size, **chosen)
     runtime = runtime_of(world, config, shape, range(first, first + width))
     times, pairs, imbalance = [], [], []

@@ -26,8 +26,8 @@ def test_the_drawn_order():
 
 @pytest.mark.parametrize("load_slack", [0.0, 0.2])
 def test_local_tokens_are_those_whose_shards_all_stayed(load_slack):
-    """CP = 1, so keys are at home: local is the start of a sample, as far as its home computes every
-    shard."""
+    """CP = 1, so keys are at home: local is the start of a sample, as far as its home computes
+    every shard."""
     config = LibraConfig(pool_size=2, block_size=8, head_split=2, chunks=1, load_slack=load_slack)
     plan = plan_pool(
         [[30, 10], [4, 4]], context_parallel_size=1, shape=SHAPE, config=config, seq_length=40
