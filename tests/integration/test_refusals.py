@@ -47,6 +47,8 @@ FINE: dict[str, Any] = {
     "libra_head_split": 1,
     "libra_chunks": 2,
     "libra_load_slack": 0.03,
+    "libra_token_pairs": 0,
+    "libra_transport": "auto",
     "libra_placer": "home_first",
     "libra_kv_fetch": "prefix",
     "libra_layout": "zigzag",
