@@ -95,6 +95,8 @@ def _pass(value: Any, name: str) -> PassCost:
     numbers = {key: _number(number, f"{name}.{key}") for key, number in given.items()}
     if not 0 < numbers["alone"] <= 1:
         raise ValueError(f"{name}.alone ({numbers['alone']}) must be above 0 and at most 1.")
+    if not numbers["clock_ms"] > 0:
+        raise ValueError(f"{name}.clock_ms ({numbers['clock_ms']}) must be above 0.")
     return PassCost(tiling=tiling, **numbers)
 
 

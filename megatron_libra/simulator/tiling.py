@@ -7,11 +7,6 @@ of 4, one entry of 6 queries on 10 keys:
 
     forward    tile 0: queries 0..3 see keys 0..7, 2 steps    tile 1: queries 4 5, 3 steps
     backward   tile 0: keys 0..3, 2 steps    tile 1: keys 4..7, 2 steps    tile 2: keys 8 9, 1 step
-
-Tiles that share a kernel's slots (SMs, times the CTAs that one holds) finish no earlier than each
-of three bounds: all work over the slots; k tiles one after the other where more than k - 1 times
-the slots are as long; and a long tile that starts late, because tiles start in the order of the
-grid.
 """
 
 from __future__ import annotations
@@ -84,23 +79,6 @@ class TileWork:
     shortest: Float
     """(E,) steps of the shortest tile."""
 
-    def makespan(self, tile_steps: float, slots: int, alone: float) -> Float:
-        """(C,) how long a call takes, in the time of a step; see the module docstring.
-
-        Args:
-            tile_steps: what a tile costs besides its steps, in steps.
-            slots: CTAs that the device runs side by side.
-            alone: how long a tile takes where slots are left over, over the time where all are
-                busy; at most 1.
-        """
-        one_head = self.steps + tile_steps * self.tiles
-        longest = self.longest + tile_steps
-        spread = self.calls.sum(self.heads * one_head) / slots
-        bound = np.maximum(alone * self._ordered(one_head, longest, slots), spread)
-        if self.tiling.ctas_per_sm > 1:
-            return bound
-        return np.maximum(bound, self._waves(longest, tile_steps, slots))
-
     def empty_tiles(self) -> Float:
         """(C,) tiles of the grid without work."""
         if not self.tiling.sparse_grid:
@@ -118,41 +96,6 @@ class TileWork:
         before = np.arange(len(call)) - self.calls.first[call]
         probes = np.where(count > SCANNED_ENTRIES, np.log2(count), before // ENTRIES_OF_PROBE)
         return self.calls.sum(self.heads * self.tiles * probes)
-
-    def _ordered(self, one_head: Float, longest: Float, slots: int) -> Float:
-        """(C,) when the last long tile is done, tiles starting in the order of the grid."""
-        before = self._before(one_head, longest)
-        tiles_before = self._before(self.tiles, np.ones_like(longest))
-        # a slot gets free when those tiles are begun, and half done that are not its own
-        running = (slots - 1) / 2 / np.maximum(tiles_before, 1)
-        start = np.where(tiles_before < slots, 0.0, before / slots * (1 - running))
-        return self.calls.max(np.where(self.tiles > 0, start + longest, 0.0))
-
-    def _before(self, one_head: Float, own: Float) -> Float:
-        """(E,) work of the tiles that start before an entry's longest tile of the last head."""
-        call, grid = self.calls.call, self.tiling.grid
-        work = one_head if grid == HEAD_ENTRY else one_head * self.heads
-        before = np.cumsum(work) - work
-        before = before - before[self.calls.first][call] if len(call) else before
-        if grid == HEAD_ENTRY:
-            before = before + (self.heads - 1) * self.calls.sum(one_head)[call]
-        elif grid == ENTRY_HEAD:
-            before = before + (self.heads - 1) * one_head
-        return before + one_head - own if self.tiling.longest_last else before
-
-    def _waves(self, longest: Float, tile_steps: float, slots: int) -> Float:
-        """(C,) k > 1 tiles of nearly the longest length in a row, if so many there are."""
-        call = self.calls.call
-        top = self.calls.max(longest)
-        bound = np.zeros(len(self.calls))
-        spread = np.maximum(self.longest - self.shortest, 1e-9)
-        for share in (0.98, 0.9, 0.8, 0.65, 0.5):
-            steps = share * top[call] - tile_steps
-            part = np.clip((self.longest - steps) / spread, 0.0, 1.0)
-            count = self.calls.sum(self.heads * np.ceil(part * self.tiles))
-            waves = np.where(count > slots, np.ceil(count / slots), 0.0)
-            bound = np.maximum(bound, share * top * waves)
-        return bound
 
 
 def tile_work(calls: CallTable, tiling: Tiling) -> TileWork:

@@ -10,7 +10,7 @@ import pytest
 from megatron_libra.replay.calls import table_of
 from megatron_libra.replay.fit import Errors, fit_pass, least_squares
 from megatron_libra.replay.grid import GridSize, fit_calls
-from megatron_libra.simulator.call_cost import PassCost
+from megatron_libra.simulator.call_cost import Clock, PassCost
 from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.tilings import tiling_of
 
@@ -32,6 +32,8 @@ def _truth(*, backward: bool, kernel: str = "fa4") -> PassCost:
         query_row_ns=0.4 if backward else 0.0,
         key_row_ns=0.0,
         call_us=20.0,
+        clock_loss=0.0,
+        clock_ms=10.0,
         host_us=76.0,
     )
 
@@ -58,6 +60,33 @@ def test_noise_does_not_move_the_time_of_a_step() -> None:
     assert Errors.of(found.seconds(calls, 132), seconds).median < 0.02
 
 
+def test_a_clock_that_falls_is_found() -> None:
+    calls = _calls()
+    truth = replace(_truth(backward=True), clock_loss=0.17, clock_ms=2.0, alone=1.0)
+    seconds = truth.seconds(calls, 132)
+    found = fit_pass(calls, seconds, truth.tiling, num_sms=132)
+    assert found.clock_loss == pytest.approx(0.17, abs=0.02)
+    assert found.step_ns == pytest.approx(1500, rel=0.01)
+    assert Errors.of(found.seconds(calls, 132), seconds).worst < 0.03
+
+
+def test_noise_is_no_falling_clock() -> None:
+    calls, truth = _calls(), _truth(backward=True)
+    noise = np.random.default_rng(1).normal(1, 0.04, len(calls))
+    found = fit_pass(calls, truth.seconds(calls, 132) * noise, truth.tiling, num_sms=132)
+    assert found.clock_loss == 0
+
+
+def test_a_clock_by_hand() -> None:
+    """10 % from 4 ms of all slots on: half of it after 2 ms, or after 4 ms on half of the slots."""
+    clock = Clock(0.1, 4.0)
+    full, busy = np.array([2e-3, 4e-3, 4e-3, 9e-3]), np.array([1.0, 0.5, 1.0, 1.0])
+    slowed = clock.slowed(full, busy)
+    assert slowed == pytest.approx([2.1e-3, 4.2e-3, 4.4e-3, 9.9e-3])
+    assert clock.at_full(slowed, busy) == pytest.approx(full)
+    assert Clock(0.0, 4.0).at_full(full, busy) == pytest.approx(full)
+
+
 def test_a_fit_holds_for_calls_of_another_seed_and_head_count() -> None:
     calls, truth = _calls(), _truth(backward=False)
     found = fit_pass(calls, truth.seconds(calls, 132), truth.tiling, num_sms=132)
@@ -66,7 +95,7 @@ def test_a_fit_holds_for_calls_of_another_seed_and_head_count() -> None:
     assert errors.worst < 0.03
 
 
-def test_seconds_are_linear_in_the_coefficients() -> None:
+def test_seconds_at_full_clock_are_linear_in_the_coefficients() -> None:
     calls, truth = _calls(), _truth(backward=True)
     parts = [
         replace(truth, **{name: 0.0 for name in names}).seconds(calls, 132)

@@ -39,7 +39,15 @@ def pass_cost(**changes: Any) -> PassCost:
     """
     values = dict.fromkeys(FEATURES, 0.0) | {"step_ns": 1e6, "query_row_ns": 1e5}
     tiling = Tiling(tile_rows=1, step_rows=1, owns_keys=False)
-    cost = PassCost(tiling=tiling, tile_steps=0.0, alone=1.0, host_us=5e4, **values)
+    cost = PassCost(
+        tiling=tiling,
+        tile_steps=0.0,
+        alone=1.0,
+        clock_loss=0.0,
+        clock_ms=1.0,
+        host_us=5e4,
+        **values,
+    )
     return replace(cost, **changes)
 
 

@@ -1,23 +1,12 @@
-"""How a call is cut into tiles and steps: by hand, counted, against a schedule of every tile."""
+"""How a call is cut into tiles and steps: by hand, counted."""
 
 from __future__ import annotations
-
-import heapq
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from megatron_libra.simulator.call_table import CallTable
-from megatron_libra.simulator.tiling import (
-    ENTRY_HEAD,
-    ENTRY_TILE,
-    GRIDS,
-    HEAD_ENTRY,
-    Tiling,
-    floor_sum,
-    tile_work,
-)
+from megatron_libra.simulator.tiling import Tiling, floor_sum, tile_work
 from megatron_libra.simulator.tilings import KERNELS, tiling_of
 
 Entries = list[tuple[int, int]]
@@ -83,73 +72,6 @@ def test_floor_sum_counts() -> None:
         for n, m, s, f in zip(count, modulus, slope, first, strict=True)
     ]
     assert floor_sum(count, modulus, slope, first).tolist() == expected
-
-
-def _order(entries: Entries, heads: int, tiling: Tiling) -> Iterator[int]:
-    """Steps of all tiles in the order of the grid."""
-    cut = [_tiles(q, k, 1, tiling) for q, k in entries]
-    cut = [sorted(each, reverse=not tiling.longest_last) for each in cut]
-    if tiling.grid == HEAD_ENTRY:
-        yield from (steps for _ in range(heads) for each in cut for steps in each)
-    for each in cut if tiling.grid == ENTRY_HEAD else []:
-        yield from each * heads
-    for each in cut if tiling.grid == ENTRY_TILE else []:
-        yield from (steps for steps in each for _ in range(heads))
-
-
-def _scheduled(
-    entries: Entries, heads: int, tiling: Tiling, tile_steps: float, slots: int
-) -> float:
-    """When the last tile is done if each starts on the first slot that is free."""
-    free = [0.0] * slots
-    for steps in _order(entries, heads, tiling):
-        heapq.heapreplace(free, free[0] + steps + tile_steps)
-    return max(free)
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("longest_last", [False, True])
-def test_the_makespan_is_near_that_of_a_schedule(grid: str, longest_last: bool) -> None:
-    """Random calls of one tile to some hundreds on 20 slots: where it is hardest. With many tiles
-    for each slot the work alone counts (next test).
-    """
-    rng = np.random.default_rng(0)
-    tiling = Tiling(
-        tile_rows=16, step_rows=16, owns_keys=False, grid=grid, longest_last=longest_last
-    )
-    ratios = []
-    for _ in range(150):
-        keys = rng.integers(16, 500, int(rng.integers(1, 6)))
-        entries = [(int(rng.integers(16, k + 1)), int(k)) for k in keys]
-        heads = int(rng.integers(1, 9))
-        calls = _table(entries, query_heads=heads, kv_heads=heads)
-        found = tile_work(calls, tiling).makespan(2.0, 20, 1.0)[0]
-        ratios.append(found / _scheduled(entries, heads, tiling, 2.0, 20))
-    assert np.median(ratios) == pytest.approx(1, abs=0.06)
-    assert np.percentile(ratios, 10) > 0.82 and np.percentile(ratios, 90) < 1.06
-    assert max(ratios) < 1.25
-
-
-def test_many_tiles_take_as_long_as_their_work() -> None:
-    entries = [(400, 450), (300, 300), (20, 500)]
-    tiling = Tiling(tile_rows=16, step_rows=16, owns_keys=False, grid=ENTRY_TILE)
-    found = tile_work(_table(entries, query_heads=40, kv_heads=40), tiling).makespan(2.0, 20, 1.0)
-    assert found[0] == pytest.approx(_scheduled(entries, 40, tiling, 2.0, 20), rel=0.01)
-
-
-def test_few_tiles_take_as_long_as_the_longest() -> None:
-    tiling = Tiling(tile_rows=8, step_rows=8, owns_keys=False)
-    work = tile_work(_table([(16, 80)]), tiling)  # tiles of 9 and 10 steps
-    assert work.makespan(0.0, 4, 1.0) == pytest.approx([10])
-    assert work.makespan(0.0, 4, 0.6) == pytest.approx([6])
-    assert work.makespan(0.0, 1, 1.0) == pytest.approx([19])
-
-
-def test_one_tile_more_than_slots_takes_twice_as_long() -> None:
-    tiling = Tiling(tile_rows=8, step_rows=8, owns_keys=False)
-    calls = _table([(8, 800)] * 4, [(8, 800)] * 5)
-    times = tile_work(calls, tiling).makespan(0.0, 4, 1.0)
-    assert times[0] == 100 and times[1] == pytest.approx(200, rel=0.03)
 
 
 def test_empty_tiles_of_a_sparse_grid() -> None:
