@@ -20,7 +20,7 @@ from megatron_libra.executor.backward import (
     SavedTensors,
     run_backward,
 )
-from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed
 from megatron_libra.executor.forward import run_forward
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed, KVGradient
 from megatron_libra.executor.forward import joined, kv_rows, query_rows
 from megatron_libra.executor.local_part import LocalBackward, local_rows

@@ -8,7 +8,6 @@ indices: a scatter is several times slower than a gather with the inverse permut
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -16,102 +15,25 @@ import torch
 from numpy.typing import NDArray
 
 from megatron_libra.config import divisors
-from megatron_libra.executor.bound_route import (
-    BoundRoute,
-    HomeSum,
-    PartRows,
-    bind_route,
-    bind_sum,
-)
+from megatron_libra.executor.bound_plan import BoundLocal, BoundPlan
+from megatron_libra.executor.bound_route import PartRows, bind_route, bind_sum
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
-from megatron_libra.executor.local_rows import LocalRows, TokenRanges
-from megatron_libra.executor.route_index import (
-    RouteIndex,
-    contributions_at_home,
-    index_route,
-    positions_at_home,
-)
+from megatron_libra.executor.local_rows import LocalRows
+from megatron_libra.executor.plan_index import PlanIndex, index_plan
 from megatron_libra.executor.runtime import PoolRuntime
+from megatron_libra.executor.steps import steps_of
 from megatron_libra.executor.transport import RowTraffic
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.heads import HeadPartition, fits
-from megatron_libra.plan.parts import FAR, NEAR, pipeline_order
-from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
+from megatron_libra.plan.worker_plan import Round, WorkerPlan
 
-__all__ = ["BoundLocal", "BoundPlan", "BoundStep", "bind"]
+__all__ = ["bind"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
-LARGEST_GAP = 65_536
-"""Query rows (tokens x heads) of a gap that a call in place skips; for more, another call is
-cheaper: a kernel needs about 0.4 ns for each in forward and 1.3 ns in backward."""
-MOST_GAPS = 32
-"""Each is filled by a gather of its own."""
 ALIGNMENT = 4
 """Elements of int32 to which a tensor is aligned: kernels copy boundaries that are not at a
 multiple of 16 bytes."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundLocal:
-    """The local part on the device: rows of this worker's own tensors, never exchanged."""
-
-    rows: LocalRows
-    rounds: tuple[BoundRound, ...]
-    num_early_rounds: int
-    heads: HeadPartition
-    """All heads; its chunks are more than 1 only if one call would be too large for the kernel."""
-    gaps: tuple[tuple[int, int], ...]
-    """Ranges of home tokens that are not local: exchanged, or padding."""
-    unread: tuple[tuple[int, int], ...]
-    """Ranges of home tokens that no round in place reads as keys."""
-
-    @property
-    def num_calls(self) -> int:
-        """Kernel calls of a forward, each with a log-sum-exp."""
-        return len(self.rounds) * self.heads.chunks
-
-
-@dataclass(frozen=True, slots=True)
-class BoundStep:
-    """One chunk of the near or the far part; its place among the steps is its query segment."""
-
-    part: int
-    chunk: int
-    kv_segment: int
-    """Of the kv route: the piece that the chunk computes with."""
-    brings_kv: bool
-    """K and V did not travel with an earlier chunk of the part."""
-    finishes_kv: bool
-    """No later chunk of the part computes with the same K and V."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundPlan:
-    """One worker's plan on its device. Used by forward, backward and activation recompute of every
-    layer."""
-
-    plan: WorkerPlan
-    runtime: PoolRuntime
-    steps: tuple[BoundStep, ...]
-    """What is exchanged, in time order, alike on all workers; empty if nothing is."""
-    query: BoundRoute
-    kv: BoundRoute
-    query_rows_at_home: torch.Tensor
-    """(T * H * M,) int32 where each returned row of a home token stands in the return's mailbox;
-    the zero row for padding, and for local rows, which do not come from there."""
-    kv_tokens: torch.Tensor | None
-    """int32 home tokens whose K and V are sent; None if they are most of them, so that all are
-    prepared."""
-    kv_sum: HomeSum
-    rounds: tuple[tuple[BoundRound, ...], ...]
-    """By exchanged part, for each chunk."""
-    local: BoundLocal
-
-    @property
-    def heads(self) -> HeadPartition:
-        """How the heads are cut into shards, chunks and pieces."""
-        return self.plan.heads
 
 
 def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
@@ -123,43 +45,21 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         ValueError: an attention call would be too large for the kernel, or row numbers for int32.
     """
     _check(plan, runtime)
-    heads, tokens, parts = plan.heads, plan.num_local_tokens, plan.exchanged
-    query = [_index(plan, part.query, heads.head_split) for part in parts]
-    kv = [_index(plan, part.kv, heads.kv_shards) for part in parts]
-    local_tokens = _index(plan, plan.local.query, 1).sent_rows
-    sent = [np.concatenate([index.sent_rows for index in indexes]) for indexes in (query, kv)]
-    ranges = TokenRanges.of(plan.local, local_tokens)
-    gaps, in_place = ranges.gaps(tokens), 2 * len(local_tokens) >= tokens
-    if in_place and len(gaps) <= MOST_GAPS:
-        local_rounds, num_early = ranges.rounds(LARGEST_GAP // plan.shape.query_heads)
-    else:
-        gaps, in_place = ((0, tokens),), False
-        local_rounds, num_early = plan.local.rounds, plan.local.num_early_rounds
-    position = positions_at_home(sent[0], tokens * heads.head_split)
-    blocks = [size for index in kv for size in index.block_sizes]
-    kv_tokens = _sent_tokens(kv, heads.kv_shards, tokens)
-    passes, summed = contributions_at_home(sent[1], blocks, tokens * heads.kv_shards)
-    rounds = [*(r for part in parts for r in part.rounds), *local_rounds]
+    index, heads, steps = index_plan(plan), plan.heads, steps_of(plan)
+    local = index.local
+    rounds = [*(r for part in plan.exchanged for r in part.rounds), *local.rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
-    *routes, (position_t, summed_t, local_t, tokens_t), passes_t, entries_t = _upload(
-        [
-            *(_arrays(index, index.sent_rows) for index in query),
-            *(
-                _arrays(index, _packed_rows(index, kv_tokens, heads.kv_shards, tokens))
-                for index in kv
-            ),
-            [position, summed, local_tokens, kv_tokens], passes, entries,
-        ],
-        runtime.device,
-    )  # fmt: skip
-    steps = _steps(plan)
+    singles = [index.query_position, index.kv_tokens, index.summed, local.tokens]
+    query, kv, (position, kv_tokens, summed, local_tokens), passes, entries_t = _upload(
+        [_query_arrays(index), _kv_arrays(index), singles, index.passes, entries], runtime.device
+    )
     bound_query = bind_route(
-        [_part_rows(plan, p.query_rows, rows) for p, rows in zip(parts, routes[:2], strict=True)],
+        _part_rows(plan, [part.query_rows for part in plan.exchanged], query),
         [(step.part, step.chunk) for step in steps],
         heads.chunks,
     )
     bound_kv = bind_route(
-        [_part_rows(plan, p.kv_rows, rows) for p, rows in zip(parts, routes[2:], strict=True)],
+        _part_rows(plan, [part.kv_rows for part in plan.exchanged], kv),
         [(step.part, heads.kv_piece_of(step.chunk)) for step in steps if step.brings_kv],
         heads.kv_pieces,
     )
@@ -170,76 +70,38 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         steps=steps,
         query=bound_query,
         kv=bound_kv,
-        query_rows_at_home=bound_query.rows_at_home(position_t).flatten(),
-        kv_tokens=tokens_t if len(kv_tokens) < tokens else None,
-        kv_sum=bind_sum(passes_t, summed_t, bound_kv),
-        rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in parts),
+        query_rows_at_home=bound_query.rows_at_home(position).flatten(),
+        kv_tokens=kv_tokens if len(kv_tokens) < plan.num_local_tokens else None,
+        kv_sum=bind_sum(passes, summed, bound_kv),
+        rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in plan.exchanged),
         local=BoundLocal(
-            rows=LocalRows(None if in_place else local_t.long()),
+            rows=LocalRows(None if local.in_place else local_tokens.long()),
             rounds=tuple(bound_rounds),
-            num_early_rounds=num_early,
-            heads=_local_heads(plan, local_rounds, runtime.kernel),
-            gaps=gaps,
-            unread=_unread(local_rounds, tokens),
+            num_early_rounds=local.num_early_rounds,
+            heads=_local_heads(plan, local.rounds, runtime.kernel),
+            gaps=local.gaps,
+            unread=local.unread(plan.num_local_tokens),
         ),
     )
 
 
-def _unread(rounds: Sequence[Round], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Token ranges between the key ranges of rounds in place."""
-    spans = sorted((r.key_start, r.key_stop) for r in rounds)
-    stops, starts = [0, *(stop for _, stop in spans)], [*(start for start, _ in spans), num_tokens]
-    return tuple((a, b) for a, b in zip(stops, starts, strict=True) if a < b)
+def _query_arrays(index: PlanIndex) -> list[Int32]:
+    return [array for each in index.query for array in (each.sent_rows, each.arrange, each.depart)]
 
 
-def _sent_tokens(indexes: list[RouteIndex], kv_shards: int, num_tokens: int) -> Int32:
-    """Home tokens that the kv route needs, or all of them if they are most."""
-    sent = np.zeros(num_tokens, np.bool_)
-    for index in indexes:
-        sent[index.sent_rows // kv_shards] = True
-    if 2 * np.count_nonzero(sent) > num_tokens:
-        sent[:] = True
-    return np.flatnonzero(sent).astype(np.int32)
+def _kv_arrays(index: PlanIndex) -> list[Int32]:
+    pairs = zip(index.kv, index.kv_packed, strict=True)
+    return [array for each, packed in pairs for array in (packed, each.arrange, each.depart)]
 
 
-def _packed_rows(index: RouteIndex, kv_tokens: Int32, kv_shards: int, num_tokens: int) -> Int32:
-    """The index's sent rows among the prepared rows of kv_tokens."""
-    place = np.zeros(num_tokens, np.int32)
-    place[kv_tokens] = np.arange(len(kv_tokens), dtype=np.int32)
-    token, shard = np.divmod(index.sent_rows, np.int32(kv_shards))
-    packed: Int32 = place[token] * np.int32(kv_shards) + shard
-    return packed
-
-
-def _steps(plan: WorkerPlan) -> tuple[BoundStep, ...]:
-    """The chunks of the parts in which any worker of the pool computes something."""
-    heads, steps, segments = plan.heads, [], -1
-    at = dict.fromkeys((NEAR, FAR), 0)
-    for part, chunk in pipeline_order(heads.chunks):
-        if not plan.exchanged[part].query_rows.any():
-            continue
-        piece = heads.kv_piece_of(chunk)
-        brings = chunk == 0 or heads.kv_piece_of(chunk - 1) != piece
-        if brings:
-            segments += 1
-            at[part] = segments
-        last = chunk + 1 == heads.chunks or heads.kv_piece_of(chunk + 1) != piece
-        steps.append(BoundStep(part, chunk, at[part], brings, last))
-    return tuple(steps)
-
-
-def _part_rows(plan: WorkerPlan, matrix: NDArray[np.int64], rows: list[torch.Tensor]) -> PartRows:
-    return PartRows(RowTraffic(matrix, plan.worker), *rows)
-
-
-def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
-    return index_route(
-        route, worker=plan.worker, num_workers=plan.num_workers, num_shards=num_shards
-    )
-
-
-def _arrays(index: RouteIndex, packed: Int32) -> list[Int32]:
-    return [packed, index.arrange, index.depart]
+def _part_rows(
+    plan: WorkerPlan, matrices: Sequence[NDArray[np.int64]], rows: list[torch.Tensor]
+) -> list[PartRows]:
+    """Near and far: three tensors each."""
+    return [
+        PartRows(RowTraffic(matrix, plan.worker), *rows[3 * part : 3 * part + 3])
+        for part, matrix in enumerate(matrices)
+    ]
 
 
 def _upload(lists: list[list[Int32]], device: torch.device) -> Iterator[list[torch.Tensor]]:
@@ -288,8 +150,8 @@ def _check(plan: WorkerPlan, runtime: PoolRuntime) -> None:
         _check_calls(
             runtime.kernel, part.rounds, heads.query_heads_per_chunk, heads.kv_heads_per_chunk, plan
         )
-    query_rows = sum(part.query_rows for part in plan.exchanged)
-    kv_rows = sum(part.kv_rows for part in plan.exchanged)
+    query_rows = plan.near.query_rows + plan.far.query_rows
+    kv_rows = plan.near.kv_rows + plan.far.kv_rows
     most = max(
         _most_rows(plan, query_rows, heads.head_split, heads.chunks),
         2 * _most_rows(plan, kv_rows, heads.kv_shards, heads.kv_pieces),

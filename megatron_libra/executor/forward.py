@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed
 from megatron_libra.executor.local_part import LocalForward
 from megatron_libra.executor.pipeliner import run_steps

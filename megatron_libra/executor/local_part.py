@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed, wide_dtype
 from megatron_libra.executor.kernels import BoundRound
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_libra.executor.bind import BoundPlan
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.bound_route import BoundRoute, HomeSum
 from megatron_libra.executor.computed import wide_dtype
 from megatron_libra.executor.transport import ChunkOf, Mailbox, Pending

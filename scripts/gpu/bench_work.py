@@ -19,10 +19,12 @@ from bench_common import World
 from megatron_libra import AttentionShape, LibraConfig, PoolPlan
 from megatron_libra.data.corpora import CORPORA, packed_corpus
 from megatron_libra.executor.attention import libra_attention
-from megatron_libra.executor.bind import BoundPlan, BoundStep, bind
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.groups import create_pool_groups
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound
 from megatron_libra.executor.runtime import PoolRuntime, pool_runtime
+from megatron_libra.executor.steps import Step
 from megatron_libra.executor.transport import (
     ChunkOf,
     LoopbackTransport,
@@ -287,7 +289,7 @@ class Exchange:
         self,
         transport: Transport,
         requests: list[MailboxRequest],
-        with_kv: Callable[[BoundStep], bool],
+        with_kv: Callable[[Step], bool],
     ) -> None:
         if not self.bound.steps:
             return

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from megatron_libra.config import LibraConfig
-from megatron_libra.executor import bind as bind_module
+from megatron_libra.executor import plan_index
 from megatron_libra.executor.attention import libra_attention, saved_bytes
-from megatron_libra.executor.bind import BoundPlan, bind
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.dense import dense_attention
 from megatron_libra.executor.inputs import pool_tensors, worker_tensors
 from megatron_libra.executor.kernels import pick_kernel
@@ -220,7 +221,7 @@ SCATTERED = plan_of(
 
 def with_gaps(data: bytes, mode: str, largest_gap: int, most_gaps: int) -> tuple[Any, ...]:
     """Body of a worker: how the local part is computed, and the results."""
-    bind_module.LARGEST_GAP, bind_module.MOST_GAPS = largest_gap, most_gaps
+    plan_index.LARGEST_GAP, plan_index.MOST_GAPS = largest_gap, most_gaps
     plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
     bound = bound_plan(plan, backward_kv=mode)
     in_place = bound.local.rows.index is None

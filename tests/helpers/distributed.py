@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_libra.executor.bind import BoundPlan, bind
+from megatron_libra.executor.bind import bind
+from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.groups import create_pool_groups
 from megatron_libra.executor.local import run_workers
 from megatron_libra.executor.runtime import PoolRuntime, pool_runtime

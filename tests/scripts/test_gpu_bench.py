@@ -82,7 +82,12 @@ def test_a_straggler_has_bounds_of_pairs_and_of_time(tmp_path):
 def test_hidden_is_what_the_layer_does_not_wait_for():
     from bench_exchange import summary
 
-    fast = {"kernels": [8.0, 8.0], "compute": [9.0, 9.0], "exchange": [4.0, 4.0], "layer": [10.0, 10.0]}
+    fast = {
+        "kernels": [8.0, 8.0],
+        "compute": [9.0, 9.0],
+        "exchange": [4.0, 4.0],
+        "layer": [10.0, 10.0],
+    }
     slow = {"kernels": [9.0, 9.0], "compute": [10.0, 10.0], "exchange": [3.0] * 2}
     slow["layer"] = [11.0, 11.0]
     found = summary([fast, slow], limit=0.6)
