@@ -21,6 +21,7 @@ DOCUMENTS = [
     "docs/replay.md",
     "docs/simulator.md",
     "docs/results/planning.md",
+    "docs/results/replay.md",
     "docs/results/two_gpus.md",
     "docs/results/speed.md",
     "patches/README.md",

@@ -181,7 +181,7 @@ def test_the_command_on_this_cpu(
     )  # fmt: skip
     text = capsys.readouterr().out
     assert "no GPU was measured" in text and "workers of pools, not fitted" in text
-    assert "inter_node_gb_s 12.5 (given)" in text and "message_us 50 (default" in text
+    assert "inter_node_gb_s 12.5 (given)" in text and "message_us 26.2 (default" in text
     model = load_cost_model(str(out))
     assert (model.name, model.kernel, model.num_sms) == ("mine", "reference", 1)
     assert not _libra(
