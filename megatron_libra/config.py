@@ -74,7 +74,10 @@ def _require_positive(owner: object, *names: str) -> None:
 def _number(name: str, value: object, example: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} ({value!r}) must be a number; try {example}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is beyond every float; try {example}.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ class LibraConfig:
         if not self.plan_timeout_s > 0:
             raise ValueError(f"plan_timeout_s ({self.plan_timeout_s!r}) must be above 0; try 300.")
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} ({getattr(self, name)!r}) must be one of {', '.join(choices)}."
                 )

@@ -98,7 +98,8 @@ def test_a_sequence_is_shorter_than_two_to_the_31():
     ("field", "value"),
     [
         *(("load_slack", value) for value in ("0.1", None, False, [0.1], float("nan"), 1.0)),
-        *(("plan_timeout_s", value) for value in ("9", None, True, 0.0, float("nan"))),
+        *(("plan_timeout_s", value) for value in ("9", None, True, 0.0, float("nan"), 10**400)),
+        *(("transport", value) for value in ("ring", None, np.array(["nccl", "gloo"]))),
         *(("deterministic", value) for value in ("no", None, 1)),
         *(("layout", value) for value in (None, [], 1)),
     ],

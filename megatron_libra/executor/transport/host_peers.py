@@ -1,4 +1,4 @@
-"""Peers on the CPU: every worker's heap and flags are files that its peers map.
+"""Peers on the CPU: every worker's heap and flags are files in memory that its peers map (Linux).
 
 In and out: see `peers`. For `libra verify --device cpu` and tests: the protocol of `symmetric` with
 real processes. The push queue is the caller itself, so everything runs in program order, the
@@ -9,9 +9,10 @@ after the rows that were written before.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -44,16 +45,14 @@ class HostPeers:
         if device.type != "cpu":
             raise ValueError(f"heaps in files are for the CPU, not {device}.")
         if not self._flags:
-            paths = self._share(2 * len(self.workers) * FLAG_BYTES)
-            self._flags = [os.open(path, os.O_RDWR) for path in paths]
-            self._forget(paths)
-        paths = self._share(num_bytes)
-        with torch.inference_mode(False):  # evaluation may come first, training later
+            with self._shared(2 * len(self.workers) * FLAG_BYTES) as paths:
+                self._flags = [os.open(path, os.O_RDWR) for path in paths]
+            weakref.finalize(self, _close, self._flags)
+        with self._shared(num_bytes) as paths:
             self._heaps = [
                 torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
                 for path in paths
             ]
-        self._forget(paths)
 
     def heap(self, worker: int) -> torch.Tensor:
         """See Peers.heap."""
@@ -109,20 +108,19 @@ class HostPeers:
     def _at(self, worker: int, flag: Flag) -> int:
         return FLAG_BYTES * (flag * len(self.workers) + self.workers.index(worker))
 
-    def _share(self, num_bytes: int) -> list[str]:
-        """A file of zeros for each member; paths by member."""
-        handle, path = tempfile.mkstemp(prefix="libra-heap-")
-        os.ftruncate(handle, num_bytes)
-        os.close(handle)
+    @contextmanager
+    def _shared(self, num_bytes: int) -> Iterator[list[str]]:
+        """Paths of a file of zeros for each member, by member, until all have opened them. The
+        files have no name of their own: nothing is left behind, whoever dies."""
+        handle = os.memfd_create("libra-heap")
         try:
-            return self._meeting.gather(path)
-        except BaseException:
-            os.unlink(path)
-            raise
-
-    def _forget(self, paths: list[str]) -> None:
-        """Remove this worker's file when all have it open, so that none is left behind."""
-        try:
+            os.posix_fallocate(handle, 0, num_bytes)  # full memory is an error here, not later
+            yield self._meeting.gather(f"/proc/{os.getpid()}/fd/{handle}")
             self._meeting.gather()
         finally:
-            os.unlink(paths[self.workers.index(self._worker)])
+            os.close(handle)
+
+
+def _close(handles: list[int]) -> None:
+    for handle in handles:
+        os.close(handle)

@@ -151,7 +151,8 @@ class SymmetricTransport:
         if all(offsets[place] is None for place, _ in key):
             return None
         if key not in self._open.exchanges:
-            self._open.exchanges[key] = self._make_exchange(self._open.layout, chunks)
+            with torch.inference_mode(False):
+                self._open.exchanges[key] = self._make_exchange(self._open.layout, chunks)
         return self._open.exchanges[key]
 
     def _make_exchange(self, layout: HeapLayout, chunks: Sequence[ChunkOf]) -> _Exchange:
@@ -176,8 +177,10 @@ class SymmetricTransport:
         if views is None:
             layout = heap_layout(requests, self.peers.workers)
             if layout.num_bytes > self._num_bytes:
-                self._grow(layout.num_bytes, device)
-            views = self._make_views(requests, layout)
+                with torch.inference_mode(False):
+                    self._grow(layout.num_bytes, device)
+            with torch.inference_mode(False):  # evaluation may come first, training later
+                views = self._make_views(requests, layout)
         self._views[requests] = views
         if len(self._views) > KEPT_VIEWS:
             self._views.popitem(last=False)
