@@ -98,7 +98,7 @@ def test_a_sequence_is_shorter_than_two_to_the_31():
     ("field", "value"),
     [
         *(("load_slack", value) for value in ("0.1", None, False, [0.1], float("nan"), 1.0)),
-        *(("plan_timeout_s", value) for value in ("9", None, True, 0.0, float("nan"), 10**400)),
+        *(("plan_timeout_s", value) for value in ("9", None, True, 0.0, float("nan"))),
         *(("transport", value) for value in ("ring", None, np.array(["nccl", "gloo"]))),
         *(("deterministic", value) for value in ("no", None, 1)),
         *(("layout", value) for value in (None, [], 1)),
@@ -106,6 +106,10 @@ def test_a_sequence_is_shorter_than_two_to_the_31():
 )
 def test_a_field_has_its_type(field, value):
     refused(lambda: LibraConfig(**{field: value}), f"{field} ({value!r})", "must be")
+
+
+def test_a_number_beyond_every_float_is_refused():
+    refused(lambda: LibraConfig(plan_timeout_s=10**400), "plan_timeout_s", "try 300")
 
 
 def test_a_scope_of_another_type_is_refused():
