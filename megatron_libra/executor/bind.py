@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from megatron_libra.config import divisors
 from megatron_libra.executor.bound_plan import BoundLocal, BoundPlan
 from megatron_libra.executor.bound_route import PartRows, bind_route, bind_sum
-from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels import AttentionKernel, BoundRound, bind_round
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.plan_index import PlanIndex, index_plan
 from megatron_libra.executor.runtime import PoolRuntime
@@ -122,19 +122,10 @@ def _upload(lists: list[list[Int32]], device: torch.device) -> Iterator[list[tor
 def _bound_rounds(
     rounds: Sequence[Round], entries: list[torch.Tensor], runtime: PoolRuntime
 ) -> tuple[BoundRound, ...]:
+    pairs = zip(entries[::2], entries[1::2], strict=True)
     return tuple(
-        BoundRound(
-            query_start=r.query_start,
-            query_stop=r.query_stop,
-            key_start=r.key_start,
-            key_stop=r.key_stop,
-            cu_queries=cu_queries,
-            cu_keys=cu_keys,
-            max_queries=r.max_queries,
-            max_keys=r.max_keys,
-            prepared=runtime.kernel.prepare(r, runtime.device),
-        )
-        for r, cu_queries, cu_keys in zip(rounds, entries[::2], entries[1::2], strict=True)
+        bind_round(r, runtime.kernel, runtime.device, entries=pair)
+        for r, pair in zip(rounds, pairs, strict=True)
     )
 
 

@@ -22,7 +22,7 @@ from megatron_libra.executor.attention import libra_attention
 from megatron_libra.executor.bind import bind
 from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.groups import create_pool_groups
-from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels import AttentionKernel, BoundRound, bind_round
 from megatron_libra.executor.runtime import PoolRuntime, pool_runtime
 from megatron_libra.executor.steps import Step
 from megatron_libra.executor.transport import (
@@ -195,7 +195,7 @@ class KernelCalls:
         kv_size = (kv_rows, num_heads[1], plan.shape.head_dim)
         q, k, v, dout = make(query_size), make(kv_size), make(kv_size), make(query_size)
         for r in rounds:
-            bound = _bind_round(r, self.kernel, world.device)
+            bound = bind_round(r, self.kernel, world.device)
             rows, keys = bound.queries, bound.keys
             out, lse = self.kernel.forward(q[rows], k[keys], v[keys], bound, self.scale)
             self.calls.append(_Call((q[rows], k[keys], v[keys], dout[rows], out), lse, bound))
@@ -216,20 +216,6 @@ class KernelCalls:
         """Forward, then backward."""
         self.forward()
         self.backward()
-
-
-def _bind_round(r: Round, kernel: AttentionKernel, device: torch.device) -> BoundRound:
-    return BoundRound(
-        query_start=r.query_start,
-        query_stop=r.query_stop,
-        key_start=r.key_start,
-        key_stop=r.key_stop,
-        cu_queries=torch.from_numpy(r.cu_queries).to(device),
-        cu_keys=torch.from_numpy(r.cu_keys).to(device),
-        max_queries=r.max_queries,
-        max_keys=r.max_keys,
-        prepared=kernel.prepare(r, device),
-    )
 
 
 class StillTransport(LoopbackTransport):

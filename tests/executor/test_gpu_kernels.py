@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from megatron_libra.executor.kernels import AttentionKernel
-from megatron_libra.executor.kernels.interface import KernelUnavailable
+from megatron_libra.executor.kernels.interface import KernelUnavailable, bind_round
 from megatron_libra.executor.kernels.pick import BEST_FIRST
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.plan.worker_plan import Round
-from tests.helpers.kernels import bind_round, make_round, strided_rows
+from tests.helpers.kernels import make_round, strided_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_libra.executor.kernels.interface import bind_round
 from megatron_libra.executor.kernels.reference import (
     MERGED_AREA,
     QUERY_BLOCK,
@@ -14,7 +15,7 @@ from megatron_libra.executor.kernels.reference import (
 )
 from megatron_libra.executor.kernels.torch_flash import TorchFlashKernel
 from megatron_libra.plan.worker_plan import Round
-from tests.helpers.kernels import bind_round, make_round, strided_rows
+from tests.helpers.kernels import make_round, strided_rows
 
 CPU = torch.device("cpu")
 ROUNDS = {

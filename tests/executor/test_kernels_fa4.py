@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from megatron_libra.executor.kernels import fa4
-from megatron_libra.executor.kernels.interface import KernelUnavailable
+from megatron_libra.executor.kernels.interface import KernelUnavailable, bind_round
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from tests.helpers.kernels import (
-    bind_round,
     make_round,
     packaged_backward,
     packaged_forward,

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from megatron_libra.executor.kernels import flash_attn
 from megatron_libra.executor.kernels.flash_attn import Package2, Package3, offer_flash_attn
-from megatron_libra.executor.kernels.interface import KernelUnavailable
+from megatron_libra.executor.kernels.interface import KernelUnavailable, bind_round
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from tests.helpers.kernels import (
-    bind_round,
     make_round,
     packaged_backward,
     packaged_forward,

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels import BoundRound, bind_round
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["bind_round", "make_round", "packaged_backward", "packaged_forward", "strided_rows"]
+__all__ = ["make_round", "packaged_backward", "packaged_forward", "strided_rows"]
 
 Rows = torch.Tensor
 
@@ -29,27 +29,6 @@ def make_round(
         cu_keys=cu_keys,
         max_queries=max(queries),
         max_keys=max(keys),
-    )
-
-
-def bind_round(
-    plan_round: Round, kernel: AttentionKernel, device: torch.device | str = "cpu"
-) -> BoundRound:
-    """The round as a kernel sees it."""
-    device = torch.device(device)
-    cu_queries, cu_keys = (
-        torch.from_numpy(cu).to(device) for cu in (plan_round.cu_queries, plan_round.cu_keys)
-    )
-    return BoundRound(
-        query_start=plan_round.query_start,
-        query_stop=plan_round.query_stop,
-        key_start=plan_round.key_start,
-        key_stop=plan_round.key_stop,
-        cu_queries=cu_queries,
-        cu_keys=cu_keys,
-        max_queries=plan_round.max_queries,
-        max_keys=plan_round.max_keys,
-        prepared=kernel.prepare(plan_round, device),
     )
 
 

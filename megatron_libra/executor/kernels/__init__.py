@@ -4,7 +4,7 @@ In: query and key/value rows of one head chunk and one round. Out: output rows, 
 gradients.
 """
 
-from megatron_libra.executor.kernels.interface import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels.interface import AttentionKernel, BoundRound, bind_round
 from megatron_libra.executor.kernels.pick import pick_kernel
 
-__all__ = ["AttentionKernel", "BoundRound", "pick_kernel"]
+__all__ = ["AttentionKernel", "BoundRound", "bind_round", "pick_kernel"]

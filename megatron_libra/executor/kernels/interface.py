@@ -14,7 +14,7 @@ import torch
 
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["AttentionKernel", "BoundRound", "KernelUnavailable", "written"]
+__all__ = ["AttentionKernel", "BoundRound", "KernelUnavailable", "bind_round", "written"]
 
 
 class KernelUnavailable(Exception):
@@ -105,6 +105,37 @@ class AttentionKernel(Protocol):
         Args:
             dq, dk, dv: where to write them, perhaps strided views; by default new tensors.
         """
+
+
+def bind_round(
+    plan_round: Round,
+    kernel: AttentionKernel,
+    device: torch.device | str = "cpu",
+    *,
+    entries: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> BoundRound:
+    """A round as a kernel sees it.
+
+    Args:
+        entries: cu_queries and cu_keys, if they are on the device already.
+    """
+    device = torch.device(device)
+    if entries is None:
+        cu = (plan_round.cu_queries, plan_round.cu_keys)
+        cu_queries, cu_keys = (torch.from_numpy(each).to(device) for each in cu)
+    else:
+        cu_queries, cu_keys = entries
+    return BoundRound(
+        query_start=plan_round.query_start,
+        query_stop=plan_round.query_stop,
+        key_start=plan_round.key_start,
+        key_stop=plan_round.key_stop,
+        cu_queries=cu_queries,
+        cu_keys=cu_keys,
+        max_queries=plan_round.max_queries,
+        max_keys=plan_round.max_keys,
+        prepared=kernel.prepare(plan_round, device),
+    )
 
 
 def written(result: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
