@@ -18,9 +18,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from megatron_libra.cli.given_options import given_options, refuse_given
+from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.verification import Device
 from megatron_libra.config import CHOICES
-from megatron_libra.simulator.calibration import model_json
+from megatron_libra.simulator.calibration import built_in, model_json
 
 if TYPE_CHECKING:
     from megatron_libra.replay.fit import Errors
@@ -32,10 +35,12 @@ TRANSPORTS = ("symmetric", "nccl")
 CPU_TOKENS, CPU_FLOPS = 512, 5e8
 QUICK_TOKENS, QUICK_FLOPS = 16_384, 2e12
 HEADS_HELP = "Query x kv heads of the calls, such as 8x1,32x4; default: those of usual layers."
+MEASURING = ("kernel", "head_dim", "heads", "device", "seconds", "quick")
 LinkNumber = Annotated[float | None, typer.Option(min=0, help="Not measured, but this.")]
 
 
 def calibrate(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Cost model to write.")],
     kernel: Annotated[str, typer.Option(help=", ".join(CHOICES["kernel"]))] = "auto",
     head_dim: Annotated[str, typer.Option(help="Head dimensions, of 64, 128, 256.")] = "128",
@@ -65,7 +70,19 @@ def calibrate(
         )
     if transport not in TRANSPORTS:
         raise ValueError(f"--transport ({transport!r}) must be one of {', '.join(TRANSPORTS)}.")
-    _check_folder(out, keep_calls)
+    if from_calls is not None:
+        why = "not with --from-calls, which measures nothing"
+        refuse_given(given_options(context), MEASURING, why)
+        if out.resolve() == from_calls.resolve():
+            raise ValueError(f"--out {out} would overwrite the calls; give it another file.")
+    require_writable(out, keep_calls)
+    given = {
+        "intra_node_gb_s": intra_node_gb_s,
+        "inter_node_gb_s": inter_node_gb_s,
+        "message_us": message_us,
+        "overlap_loss": overlap_loss,
+    }
+    linked(built_in("h200-fa4"), given)  # a number out of range is told before the work begins
     from megatron_libra.replay.machine import fit_model
     from megatron_libra.replay.samples import read_measurements, write_measurements
 
@@ -75,12 +92,6 @@ def calibrate(
         measured = _measured(_wish(device, kernel, head_dim, heads, (quick, seconds)), as_json)
     if keep_calls is not None:
         write_measurements(keep_calls, measured)
-    given = {
-        "intra_node_gb_s": intra_node_gb_s,
-        "inter_node_gb_s": inter_node_gb_s,
-        "message_us": message_us,
-        "overlap_loss": overlap_loss,
-    }
     known = {key: value for key, value in given.items() if value is not None}
     found = fit_model(measured, name=out.stem, given=known, transport=transport)
     out.write_text(json.dumps(model_json(found.model), indent=2) + "\n", encoding="utf-8")
@@ -117,10 +128,14 @@ def _wish(
 def _heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
     if text is None:
         return None
+    from megatron_libra.replay.grid import MAX_HEADS
+
     found = []
     for part in text.split(","):
         query, _, kv = part.partition("x")
         pair = (_number(query, "--heads", "8x1,32x4"), _number(kv, "--heads", "8x1,32x4"))
+        if max(pair) > MAX_HEADS:
+            raise ValueError(f"--heads ({part}): at most {MAX_HEADS} heads can be timed; try 8x1.")
         if pair[0] % pair[1]:
             raise ValueError(f"--heads ({part}): kv heads must divide query heads; try 8x1.")
         found.append(pair)
@@ -131,13 +146,6 @@ def _number(text: str, name: str, example: str) -> int:
     if not text.strip().isdecimal() or not int(text):
         raise ValueError(f"{name} ({text!r}) must be numbers; try {name} {example}.")
     return int(text)
-
-
-def _check_folder(*paths: Path | None) -> None:
-    """Before minutes of measuring, not behind them."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is no folder; make it first.")
 
 
 def _measured(wish: CalibrationWish, as_json: bool) -> Measurements:

@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.replay_options import check_options
 from megatron_libra.cli.replay_request import (
     JobOptions,
     base_choices,
@@ -23,11 +25,12 @@ from megatron_libra.cli.replay_request import (
     read_seeds,
     read_windows,
 )
-from megatron_libra.cli.replay_run import Measuring, figure_5, finish, require_writable
+from megatron_libra.cli.replay_run import Measuring, figure_5, finish
 from megatron_libra.cli.simulation import show_progress
-from megatron_libra.config import CHOICES
+from megatron_libra.config import CHOICES, MAX_INTEGER
 from megatron_libra.replay.archive import load_replay, save_replay
 from megatron_libra.replay.figures import FIGURES, Choices
+from megatron_libra.replay.grid import MAX_HEADS
 from megatron_libra.replay.methods import FIGURE_13, METHODS
 from megatron_libra.replay.replay import Replay, prepare
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
@@ -45,7 +48,12 @@ def _option(names: str, help: str, **settings: Any) -> Any:
     return typer.Option(*names.split(), help=help, **settings)
 
 
+def _size(names: str, help: str, maximum: int = MAX_INTEGER) -> Any:
+    return _option(names, help, min=1, max=maximum)
+
+
 def replay(
+    context: typer.Context,
     corpus: Annotated[
         str | None,
         typer.Argument(
@@ -63,16 +71,14 @@ def replay(
     seeds: Annotated[str, _option("--seeds", "One corpus for each.")] = "0,1,2,3",
     steps: Annotated[int, _option("--steps", "Optimizer steps of each seed.", min=1)] = 1,
     pack: Annotated[str, _option("--pack", f"A file: {', '.join(PACKINGS)}.")] = "auto",
-    seq_length: Annotated[Size, _option("--seq-length", "L, tokens.", min=1)] = None,
-    context_parallel_size: Annotated[
-        Size, _option("--context-parallel-size --cp", "CP.", min=1)
-    ] = None,
-    data_parallel_size: Annotated[Size, _option("--data-parallel-size --dp", "DP.", min=1)] = None,
-    global_batch_size: Annotated[Size, _option("--global-batch-size --gbs", "GBS.", min=1)] = None,
-    query_heads: Annotated[Size, _option("--query-heads", "Of a worker.", min=1)] = None,
-    kv_heads: Annotated[Size, _option("--kv-heads", "Of a worker.", min=1)] = None,
-    head_dim: Annotated[Size, _option("--head-dim", "Elements of a head.", min=1)] = None,
-    gpus_per_node: Annotated[int, _option("--gpus-per-node", "Workers of a node.", min=1)] = 8,
+    seq_length: Annotated[Size, _size("--seq-length", "L, tokens.")] = None,
+    context_parallel_size: Annotated[Size, _size("--context-parallel-size --cp", "CP.")] = None,
+    data_parallel_size: Annotated[Size, _size("--data-parallel-size --dp", "DP.")] = None,
+    global_batch_size: Annotated[Size, _size("--global-batch-size --gbs", "GBS.")] = None,
+    query_heads: Annotated[Size, _size("--query-heads", "Of a worker.", MAX_HEADS)] = None,
+    kv_heads: Annotated[Size, _size("--kv-heads", "Of a worker.", MAX_HEADS)] = None,
+    head_dim: Annotated[Size, _size("--head-dim", "Elements of a head.", MAX_HEADS)] = None,
+    gpus_per_node: Annotated[int, _size("--gpus-per-node", "Workers of a node.")] = 8,
     pool_size: Annotated[Size, _option("--pool-size", "P; default 8.")] = None,
     block_size: Annotated[Size, _option("--block-size", "B; default L / 256.")] = None,
     head_split: Annotated[Size, _option("--head-split", "H; default 16, if it fits.")] = None,
@@ -113,11 +119,8 @@ def replay(
     as_json: Annotated[bool, _option("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Replay the attention of a whole cluster on one GPU, or predict it without one."""
+    check_options(context)
     require_writable(to_prepare, out, png, trace)
-    if figure != "5" and figure not in FIGURES:
-        raise ValueError(f"figure ({figure!r}) must be one of 5, {', '.join(FIGURES)}.")
-    if (corpus is None) == (to_load is None):
-        raise ValueError("give either CORPUS or --load FILE; try libra replay longtail-256k.")
     model = linked(
         load_cost_model(cost_model),
         {

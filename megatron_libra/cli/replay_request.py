@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ HEAD_SPLIT = 16
 BLOCKS = 256
 """Blocks of a packed sequence by default."""
 POOL_SIZE = 8
+MAX_SEQUENCES = 2**15
+"""Packed sequences of all steps and seeds; the default's 512 take about 20 s on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +93,9 @@ def read_windows(
     """The first optimizer steps of the corpus of each seed.
 
     Raises:
-        ValueError: the corpus is damaged or too short.
+        ValueError: the steps are too many, or the corpus is damaged or too short.
     """
+    _check_count(job.global_batch_size, len(seeds), steps)
     windows, packing = [], ""
     for seed in seeds:
         request = CorpusRequest(
@@ -114,6 +118,18 @@ def read_windows(
     return described, windows
 
 
+def _check_count(global_batch_size: int, num_seeds: int, steps: int) -> None:
+    """Refuse what would take hours and gigabytes: the message comes at once instead."""
+    of_a_step = global_batch_size * num_seeds
+    if steps * of_a_step > MAX_SEQUENCES:
+        fitting = MAX_SEQUENCES // of_a_step
+        raise ValueError(
+            f"--steps ({steps}) x global_batch_size ({global_batch_size}) x {num_seeds} seeds are "
+            f"{steps * of_a_step} packed sequences; at most {MAX_SEQUENCES} are replayed; try "
+            + (f"--steps {fitting}." if fitting else "fewer seeds or a smaller --gbs.")
+        )
+
+
 def base_choices(job: TrainingJob, given: dict[str, Any]) -> LibraConfig:
     """P, B, H, M, tau and placer; where one is not given: P 8 or what divides DP, B = L / 256, H 16
     or the most that fits, M by size, tau 0.01.
@@ -134,4 +150,12 @@ def base_choices(job: TrainingJob, given: dict[str, Any]) -> LibraConfig:
 def linked(model: CostModel, given: dict[str, float | None]) -> CostModel:
     """The model with the links that were given; ValueError if one is out of range."""
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name, value in known.items():
+        if math.isinf(value):
+            raise ValueError(f"{name} ({value}) must be finite; try {getattr(model, name):g}.")
+    if known.get("overlap_loss", 0) > 1:
+        raise ValueError(
+            f"overlap_loss ({known['overlap_loss']:g}) must be from 0 to 1, the share of a hidden "
+            f"transfer that computation loses; try {model.overlap_loss:g}."
+        )
     return replace(model, **known)

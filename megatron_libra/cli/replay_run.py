@@ -33,7 +33,7 @@ from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.job import TrainingJob
 from megatron_libra.simulator.plots import require_matplotlib
 
-__all__ = ["Measuring", "figure_5", "finish", "require_writable"]
+__all__ = ["Measuring", "figure_5", "finish"]
 
 Float = NDArray[np.float64]
 SEED = 0
@@ -76,13 +76,6 @@ def _has_cuda() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-def require_writable(*paths: Path | None) -> None:
-    """ValueError unless each path is a file to be in a folder that exists."""
-    for path in filter(None, paths):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: give a file in a folder that exists.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,13 +21,15 @@ from megatron_libra.plan.layout import round_up
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 from megatron_libra.replay.calls import KernelCall, call_of, worker_calls
 
-__all__ = ["GridSize", "GroupedCall", "HEADS", "fit_calls", "plan_calls"]
+__all__ = ["GridSize", "GroupedCall", "HEADS", "MAX_HEADS", "fit_calls", "plan_calls"]
 
 Entries = list[tuple[int, int]]
 """(queries, keys)."""
 FIT = "fit"
 HEADS = {64: ((8, 1), (32, 4)), 128: ((8, 1), (32, 4), (4, 1)), 256: ((4, 1), (16, 2), (128, 16))}
 """(query heads, kv heads) of calls by head dimension: chunks of usual layers, and whole layers."""
+MAX_HEADS = 4096
+"""Query heads of a call; above, no layer is known and inputs take all memory."""
 SHAPES = {64: (32, 4), 128: (32, 4), 256: (128, 16)}
 """(query heads, kv heads) of the layer whose plans are the test."""
 POOL_SIZE, CONTEXT_PARALLEL_SIZE = 4, 2

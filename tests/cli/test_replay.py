@@ -46,7 +46,7 @@ def test_the_table_says_that_nothing_was_run(libra, corpus):
 def test_other_figures(libra, corpus, tmp_path, figure):
     pytest.importorskip("matplotlib")
     out, png = tmp_path / "figure.json", tmp_path / "figure.png"
-    sizes = SMALL if figure != "5" else (*SMALL, "--seq-length", 4096)
+    sizes = SMALL if figure != "5" else (*SIZES, *HEADS, "--seq-length", 4096)
     run = libra(
         "replay", corpus, *sizes, *PREDICTED, "--figure", figure, "--out", out, "--png", png
     )
@@ -110,7 +110,16 @@ def test_a_trace_has_a_row_for_each_worker_and_stream(libra, corpus, tmp_path):
         (("longtail-256k", "--seeds", "1,x"), "--seeds ('1,x') must be different numbers"),
         (("longtail-256k", "--inter-node-gb-s", 0), "inter_node_gb_s (0.0) must be above 0"),
         (("longtail-256k", "--cost-model", "none"), "none does not exist"),
-        (("longtail-256k", "--out", "/none/x.json"), "cannot be written"),
+        (("longtail-256k", "--out", "/none/x.json"), "/none is no folder; make it first"),
+        (("longtail-256k", "--overlap-loss", 2), "overlap_loss (2) must be from 0 to 1"),
+        (("longtail-256k", "--overlap-loss", "nan"), "overlap_loss (nan) must be at least 0"),
+        (("longtail-256k", "--inter-node-gb-s", "inf"), "inter_node_gb_s (inf) must be finite"),
+        (("longtail-256k", "--gpus-per-node", "9" * 20), "Invalid value for '--gpus-per-node'"),
+        (("longtail-256k", "--query-heads", 2**20), "Invalid value for '--query-heads'"),
+        (("longtail-256k", "--kernel", "xyz"), "kernel ('xyz') must be one of auto"),
+        (("longtail-256k", "--steps", 10**12), "at most 32768 are replayed; try --steps 64."),
+        (("longtail-256k", "--steps", 65), "(65) x global_batch_size (128) x 4 seeds are 33280"),
+        (("longtail-256k", "--gbs", 2**20), "try fewer seeds or a smaller --gbs."),
         (("--load", "none.npz"), "none.npz does not exist"),
     ],
 )
@@ -118,6 +127,43 @@ def test_faults_are_one_line(libra, arguments, words):
     run = libra("replay", *arguments)
     assert (run.code, run.out) == (2, "")
     assert words in run.err and run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--load", "x.npz", "--method", "libra", "--dp", 4, "--seq-length", 64),
+         "--method, --seq-length, --data-parallel-size: not with --load"),
+        (("--load", "x.npz", "--gpus-per-node", 8), "--gpus-per-node: not with --load"),
+        (("--load", "x.npz", "--figure", 5), "--figure: not with --load"),
+        (("--load", "x.npz", "--prepare", "y.npz"), "--prepare: not with --load"),
+        (("longtail-256k", "--figure", 5, "--trace", "x.json"), "--trace: not with --figure 5"),
+        (("longtail-256k", "--figure", 5, "--prepare", "x.npz"), "--prepare: not with --figure 5"),
+        (("longtail-256k", "--figure", 5, "--steps", 2), "--steps: not with --figure 5"),
+        (("longtail-256k", "--figure", 14, "--method", "libra"), "--method: not with --figure 14"),
+        (("longtail-256k", "--prepare", "x.npz", "--out", "y.json", "--measure", 2),
+         "--measure, --out: not with --prepare"),
+        (("longtail-256k", "--trace-pool", "libra:0:0:0"), "--trace-pool: without --trace"),
+        (("longtail-256k", "--out", "x.json", "--png", "x.json"), "given for two outputs"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_refused(libra, arguments, words, tmp_path, monkeypatch):
+    """It is not ignored, and nothing is planned or written before."""
+    monkeypatch.chdir(tmp_path)
+    run = libra("replay", *arguments)
+    assert (run.code, run.out) == (2, "")
+    assert words in run.err and run.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_of_a_prepared_file_keeps_its_options(libra, corpus, tmp_path):
+    """What is asked of the times still goes with --load."""
+    path, trace = tmp_path / "replay.npz", tmp_path / "trace.json"
+    assert libra("replay", corpus, *SMALL, "--prepare", path).code == 0
+    run = libra("replay", "--load", path, *PREDICTED, "--trace", trace, "--trace-pool",
+                "libra:0:0:0", "--overlap-loss", 1, "--sample", 3)  # fmt: skip
+    assert run.code == 0, run.err
+    assert trace.exists() and "overlap loss 1." in " ".join(run.out.split())
 
 
 def test_a_file_that_is_too_short(libra, corpus):

@@ -132,10 +132,17 @@ def test_kept_calls_give_the_same_model(tmp_path: Path) -> None:
     assert models[0].validations == models[1].validations
 
 
-def test_a_file_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "calls.json").write_text('{"label": 1}')
-    with pytest.raises(ValueError, match="calls.json: no measurements of libra calibrate"):
-        read_measurements(tmp_path / "calls.json")
+def test_the_command_names_the_file_of_a_single_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "calls.json", tmp_path / "x.json"
+    measured = _measurements()
+    write_measurements(path, replace(measured, calls=measured.calls[:1]))
+    assert _libra("--from-calls", path, "--out", out, monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: no measurements")
+    assert _libra("--from-calls", path, "--out", path, monkeypatch=monkeypatch) == 2
+    assert "would overwrite the calls" in capsys.readouterr().err
+    assert len(json.loads(path.read_text())["calls"]) == 1 and not out.exists()
 
 
 def test_a_link_by_hand() -> None:
@@ -204,7 +211,12 @@ def test_the_command_on_this_cpu(
         (("--heads", "8"), "--heads ('') must be numbers; try --heads 8x1,32x4"),
         (("--transport", "tcp"), "--transport ('tcp') must be one of symmetric, nccl"),
         (("--kernel", "fa4"), "kernel (fa4): fa4 needs a CUDA device"),
-        (("--out", "none/x.json"), "none/x.json: none is no folder"),
+        (("--out", "none/x.json"), "none/x.json cannot be written: none is no folder"),
+        (("--heads", "9999999999999x1"), "--heads (9999999999999x1): at most 4096 heads"),
+        (("--overlap-loss", "2"), "overlap_loss (2) must be from 0 to 1"),
+        (("--intra-node-gb-s", "0"), "intra_node_gb_s (0.0) must be above 0"),
+        (("--message-us", "inf"), "message_us (inf) must be finite"),
+        (("--from-calls", "calls.json"), "--device: not with --from-calls"),
     ],
 )
 def test_bad_options_are_named(

@@ -1,0 +1,46 @@
+"""Files that a command will write. In: their paths. Out: nothing, or a refusal before the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["require_writable"]
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Return if each path that is given can be written; no file is left behind or changed.
+
+    Raises:
+        ValueError: a folder, a path in no folder, no permission, or one path twice.
+    """
+    seen: set[Path] = set()
+    for path in filter(None, paths):
+        _check(path)
+        if path.resolve() in seen:
+            raise ValueError(f"{path} is given for two outputs; give each its own file.")
+        if path.is_file() or not path.exists():  # a device takes any number of outputs
+            seen.add(path.resolve())
+
+
+def _check(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a file in it, such as {path / 'new.out'}.")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
+    if path.exists():
+        reason = "" if os.access(path, os.W_OK) else "no permission"
+    else:
+        reason = _creation_fault(path)
+    if reason:
+        raise ValueError(f"{path} cannot be written: {reason}; give a file in another folder.")
+
+
+def _creation_fault(path: Path) -> str:
+    """Why the file cannot be made. Root and read-only systems know only by trying."""
+    try:
+        path.open("xb").close()
+        path.unlink()
+    except OSError as error:
+        return str(error.strerror)
+    return ""
