@@ -168,7 +168,7 @@ class LibraConfig:
         return DEFAULT_CHUNKS if self.chunks is None else self.chunks
 
     def check_shape(self, shape: AttentionShape) -> None:
-        """Raise ValueError unless H and M cut this shape's heads evenly (design: heads)."""
+        """Raise ValueError unless H and M cut this shape's heads evenly (see plan/heads.py)."""
         chunks = 1 if self.chunks is None else self.chunks
         width = shape.query_heads // self.head_split
         if shape.query_heads % self.head_split:

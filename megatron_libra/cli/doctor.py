@@ -143,12 +143,13 @@ def _tasks(devices: list[str] | None) -> dict[str, Any]:
     """What a person wants to do, and the extra that is missing for it."""
     wanted = {
         "train with Megatron": (("torch", "megatron.core", "psutil", "yaml"), "megatron"),
-        "libra verify": (("torch",), "megatron"),
+        "libra verify, calibrate, replay --measure": (("torch",), "megatron"),
+        "FlashAttention-4, the fastest kernel on Hopper": (("flash_attn.cute",), "fa4"),
         "plots of the quickstart and of libra simulate --html": (("matplotlib",), "plots"),
         "lengths from Parquet": (("pyarrow",), "parquet"),
     }
     tasks: dict[str, Any] = {
-        "libra plan, order, lengths, simulate, bench": _entry(True, "numpy is enough"),
+        "libra plan, order, lengths, simulate, bench, replay": _entry(True, "numpy is enough"),
     }
     for task, (modules, extra) in wanted.items():
         missing = [module for module in modules if not _has(module)]

@@ -161,7 +161,8 @@ def show_verify(result: dict[str, Any]) -> None:
         table.add_row(name, f"{error:.3g}")
     console.print(table)
     verdict = "equal" if result["passed"] else "DIFFERENT"
-    console.print(f"{verdict} within {result['tolerance']:g} ({result['workers']} workers)")
+    how = f"{result['workers']} workers, kernel {result['kernel']}, transport {result['transport']}"
+    console.print(f"{verdict} within {result['tolerance']:g} ({how})")
 
 
 def show_doctor(report: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ class PlanCoordinator:
         self._pending: set[Hashable] = set()
         self._ready: dict[Hashable, PoolPlan | Exception] = {}
         self._broken: Exception | None = None
+        self._has_waited = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="libra-plans", daemon=True)
         self._thread.start()
@@ -112,7 +113,10 @@ class PlanCoordinator:
             found = self._ready.pop(key, None)
         waited_ms = (time.monotonic() - started) * 1000
         if waited_ms > 1:
-            logger.info("waited %.1f ms for plan %r; raise plan_ahead", waited_ms, key)
+            # the first plan has nothing to hide behind
+            hint = "; raise plan_ahead" if self._has_waited else ""
+            logger.info("waited %.1f ms for plan %r%s", waited_ms, key, hint)
+        self._has_waited = True
         if isinstance(found, PoolPlan):
             return found
         problem = found or self._broken

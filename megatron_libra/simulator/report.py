@@ -129,9 +129,9 @@ def model_sentence(simulation: Simulation) -> str:
             "bytes and memory do not depend on it."
         )
     return (
-        f"Times are predictions of the built-in cost model {model.name}: default figures of an "
-        "H200-class GPU, not a measurement of your machine (give your own with --cost-model "
-        "FILE). Imbalances, bytes and memory do not depend on it."
+        f"Times are predictions of the built-in cost model {model.name}, of an H200-class GPU, not "
+        "of your machine (measure it with libra calibrate, give it with --cost-model FILE). "
+        "Imbalances, bytes and memory do not depend on it."
     )
 
 

@@ -53,6 +53,8 @@ def test_a_difference_is_exit_code_1(libra, write, monkeypatch, error):
     def broken(plan, **options):
         report = {
             "workers": 2,
+            "kernel": "reference",
+            "transport": "gloo",
             "tolerance": 1e-10,
             "errors": {"out": error},
             "max_error": error,
@@ -66,6 +68,7 @@ def test_a_difference_is_exit_code_1(libra, write, monkeypatch, error):
     assert run.answer["errors"]["out"] == (error if np.isfinite(error) else None)
     run = libra("verify", write(SMALL))
     assert run.code == 1 and "DIFFERENT" in run.out
+    assert "kernel reference, transport gloo" in " ".join(run.out.split())
 
 
 def test_a_failing_worker_is_exit_code_1_with_its_trace(libra, write, monkeypatch):

@@ -28,7 +28,7 @@ def test_columns_by_hand(simulation: Simulation) -> None:
 def test_the_source_of_times_is_stated(simulation: Simulation) -> None:
     assert "cost model by hand, read from a file" in model_sentence(simulation)
     default = replace(simulation, model=built_in("h200-fa4"))
-    assert "not a measurement of your machine" in model_sentence(default)
+    assert "not of your machine (measure it with libra calibrate" in model_sentence(default)
 
 
 def test_a_report_is_complete_and_alone(simulation: Simulation) -> None:
