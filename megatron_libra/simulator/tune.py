@@ -48,6 +48,7 @@ def recommend(
     equal = [r for r in eligible if r.step_ms <= best.step_ms * (1 + EQUAL)]
     chosen = min(equal, key=_preference)
     reasons = [
+        *_warnings(chosen),
         _gain(chosen, reference, skew, windows),
         _pool(chosen, eligible, skew),
         _tiles(chosen, screened),
@@ -55,7 +56,6 @@ def recommend(
         _traffic(chosen, reference),
         _memory(chosen, max_kv_gib),
         _choice(chosen, best, equal),
-        *_warnings(chosen),
     ]
     return Recommendation(chosen, tuple(reasons))
 
@@ -215,6 +215,7 @@ def _warnings(chosen: CandidateResult) -> list[str]:
         found.append(
             f"Warning: the predicted gain is {chosen.speedup_step - 1:.0%} of a step; the "
             "attention of this corpus is nearly balanced as it is, or too small to be worth moving."
+            + (" Train without libra." if chosen.speedup_step < 1 else "")
         )
     if chosen.tile_over_target > 1:
         found.append(

@@ -42,7 +42,7 @@ def test_the_table_marks_the_recommendation(libra, corpus):
     assert run.code == 0
     assert "Recommended (*): P = " in run.out and "ulysses" in run.out
     assert "VRSP on all 2 steps." in run.out
-    assert "not a measurement" in " ".join(run.out.split())
+    assert "not of your machine" in " ".join(run.out.split())
     assert max(map(len, run.out.splitlines())) <= 80
 
 
