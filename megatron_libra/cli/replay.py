@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.replay_measuring import Measuring
 from megatron_libra.cli.replay_options import check_options
 from megatron_libra.cli.replay_request import (
     JobOptions,
@@ -25,7 +26,7 @@ from megatron_libra.cli.replay_request import (
     read_seeds,
     read_windows,
 )
-from megatron_libra.cli.replay_run import Measuring, figure_5, finish
+from megatron_libra.cli.replay_run import figure_5, finish
 from megatron_libra.cli.simulation import show_progress
 from megatron_libra.config import CHOICES, MAX_INTEGER
 from megatron_libra.replay.archive import load_replay, save_replay

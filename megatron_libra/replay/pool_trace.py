@@ -1,12 +1,14 @@
 """The trace of one pool of a replay. In: Replay, seconds, which pool. Out: a Chrome trace file.
 
-Tracks are predicted and, where kernels were run, measured; each has a row for every worker and
-stream.
+Predicted: every worker. Measured: only workers whose kernel calls were run, in the timeline of the
+pool; of a pool without such a worker there is no measured track, because its times would be the
+model's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,48 @@ from megatron_libra.replay.trace import layer_spans, write_trace
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.timeline import Span
 
-__all__ = ["find_pool", "write_pool_trace"]
+__all__ = ["Track", "find_pool", "pool_name", "pool_tracks", "write_pool_trace"]
 
+Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """One source of a pool's times."""
+
+    parts: Float
+    """(2, 4, W) seconds by pass, part and worker."""
+    workers: Bool | None = None
+    """(W,) which are written; None: all."""
+
+
+def pool_tracks(
+    replay: Replay,
+    row: int,
+    ours: Sequence[Float],
+    parts: Sequence[Float],
+    was_run: Sequence[Bool] | None,
+) -> dict[str, Track]:
+    """What is known of a pool: predicted and, if a worker of it was run, measured.
+
+    Args:
+        row: of the pool.
+        ours: predicted (2, 4, W) seconds of every work.
+        parts: the same, measured where workers were run.
+        was_run: (W,) of every work, which these are; None: none.
+    """
+    index = int(replay.rows[row, 4])
+    tracks = {"predicted": Track(ours[index])}
+    if was_run is not None and was_run[index].any():
+        tracks["measured"] = Track(parts[index], was_run[index])
+    return tracks
+
+
+def pool_name(replay: Replay, row: int) -> str:
+    """SERIES:WINDOW:MICROBATCH:POOL, as find_pool takes it."""
+    number, *place = replay.rows[row, :4].tolist()
+    return ":".join(map(str, (replay.series[number].name, *place)))
 
 
 def find_pool(replay: Replay, name: str, layer: Float) -> int:
@@ -52,36 +93,37 @@ def find_pool(replay: Replay, name: str, layer: Float) -> int:
 
 
 def write_pool_trace(
-    replay: Replay,
-    row: int,
-    parts: Mapping[str, Sequence[Float]],
-    model: CostModel,
-    path: Path,
+    replay: Replay, row: int, tracks: Mapping[str, Track], model: CostModel, path: Path
 ) -> None:
     """Write forward and backward of one attention layer of a pool.
 
     Args:
         row: of the pool.
-        parts: by track, such as predicted and measured: (2, 4, W) seconds of every work.
+        tracks: by name, see pool_tracks.
         model: for the exchange.
     """
-    number, window, microbatch, pool, index = replay.rows[row].tolist()
-    method = replay.series[number].method
-    tracks: dict[str, tuple[Span, ...]] = {}
-    for track, seconds in parts.items():
-        forward, backward = (
-            pass_times(
-                replay.works[index],
-                seconds[index][int(is_backward)],
-                model,
-                backward=is_backward,
-                is_overlapped=method.is_overlapped,
-            ).timeline
-            for is_backward in PASSES
-        )
-        tracks[track] = layer_spans(forward, backward)
+    number, window, microbatch, pool, _ = replay.rows[row].tolist()
     note = (
-        f"{replay.corpus.name}, {method.title}, step {window}, microbatch {microbatch}, pool "
-        f"{pool}; exchange simulated"
+        f"{replay.corpus.name}, {replay.series[number].method.title}, step {window}, microbatch "
+        f"{microbatch}, pool {pool}; exchange simulated"
     )
-    write_trace(path, tracks, note=note)
+    if "measured" not in tracks:
+        note += "; no worker of this pool was run"
+    spans = {name: _spans(replay, row, track, model) for name, track in tracks.items()}
+    write_trace(path, spans, note=note)
+
+
+def _spans(replay: Replay, row: int, track: Track, model: CostModel) -> list[Span]:
+    number, *_, index = replay.rows[row].tolist()
+    forward, backward = (
+        pass_times(
+            replay.works[index],
+            track.parts[int(is_backward)],
+            model,
+            backward=is_backward,
+            is_overlapped=replay.series[number].method.is_overlapped,
+        ).timeline
+        for is_backward in PASSES
+    )
+    spans = layer_spans(forward, backward)
+    return [s for s in spans if track.workers is None or track.workers[s.worker]]

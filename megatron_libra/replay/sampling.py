@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ModelError", "WorkerTable", "corrected", "measuring_order", "model_error"]
+__all__ = [
+    "ModelError",
+    "WorkerTable",
+    "corrected",
+    "known_calls",
+    "measuring_order",
+    "model_error",
+]
 
 Float = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -110,6 +117,17 @@ def corrected(table: WorkerTable, predicted: Float, measured: Float) -> Float:
         same = calls[place] == table.calls
         seconds[same] = measured[np.flatnonzero(known)[row]][place[same]]
     return seconds
+
+
+def known_calls(table: WorkerTable, measured: Float) -> NDArray[np.bool_]:
+    """(N,) whether a worker's calls were run, by itself or by a worker with equal calls.
+
+    Args:
+        measured: (N, phases) seconds, NaN where nothing was measured.
+    """
+    known = ~np.isnan(measured).any(axis=1)
+    found: NDArray[np.bool_] = np.isin(table.calls, table.calls[known])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

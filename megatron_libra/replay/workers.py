@@ -20,7 +20,7 @@ from megatron_libra.replay.times import kernel_seconds
 from megatron_libra.simulator.call_table import CallTable, part_weights
 from megatron_libra.simulator.pool_work import PoolWork
 
-__all__ = ["by_work", "calls_of_worker", "part_columns", "weights", "worker_table"]
+__all__ = ["by_work", "by_worker", "calls_of_worker", "part_columns", "weights", "worker_table"]
 
 Float = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -96,6 +96,12 @@ def by_work(replay: Replay, columns: Float) -> list[Float]:
     """The other way round."""
     stops = np.cumsum([work.num_workers for work in replay.works])[:-1]
     return [part.T.reshape(2, 4, -1) for part in np.split(columns, stops)]
+
+
+def by_worker(replay: Replay, rows: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """(W,) of each work, given (N,) of all workers."""
+    stops = np.cumsum([work.num_workers for work in replay.works])[:-1]
+    return np.split(rows, stops)
 
 
 def weights(replay: Replay) -> Float:

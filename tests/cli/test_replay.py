@@ -95,6 +95,22 @@ def test_a_trace_has_a_row_for_each_worker_and_stream(libra, corpus, tmp_path):
     assert "microbatch 1, pool 0" in trace["otherData"]["note"]
 
 
+@pytest.mark.parametrize(("seconds", "workers"), [(0, 0), (60, 1)])
+def test_a_trace_has_measured_rows_only_of_workers_that_were_run(
+    libra, corpus, tmp_path, seconds, workers
+):
+    pytest.importorskip("torch")
+    path = tmp_path / "trace.json"
+    run = libra("replay", corpus, *SMALL, "--measure", 1, "--sample", 0, "--device", "cpu",
+                "--seconds", seconds, "--trace", path, "--method", "libra")  # fmt: skip
+    assert run.code == 0, run.err
+    trace = json.loads(path.read_text())
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert len([name for name in names if name.startswith("predicted")]) == 4
+    assert len([name for name in names if name.startswith("measured")]) == workers
+    assert ("no worker of this pool was run" in trace["otherData"]["note"]) == (not workers)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
