@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -79,11 +80,6 @@ class Seconds:
     was_run: list[Bool] | None = None
     """By work: (W,) whether a worker's kernel calls were run; None: nothing was."""
 
-    @property
-    def kind(self) -> str:
-        """For titles."""
-        return "predicted" if self.measured is None else "measured"
-
 
 def measured_seconds(
     replay: Replay, ours: list[Float], wish: Measuring, model: CostModel
@@ -98,7 +94,6 @@ def measured_seconds(
         run = measure(
             replay, columns, order, timer, budget_s=wish.seconds, progress=told("measuring")
         )
-    parts = by_work(replay, corrected(table, columns, run.columns))
     scale = weights(replay)
     errors = {
         series.name: model_error(
@@ -106,7 +101,9 @@ def measured_seconds(
         )
         for number, series in enumerate(replay.series)
     }
-    errors["all"] = model_error(columns * scale, run.columns * scale)
+    total = errors["all"] = model_error(columns * scale, run.columns * scale)
+    common = total.ratio if total is not None and isfinite(total.ratio) else 1.0
+    parts = by_work(replay, corrected(table, columns, run.columns, common))
     return Seconds(
         parts,
         errors,

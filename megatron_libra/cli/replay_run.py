@@ -15,13 +15,14 @@ from megatron_libra.cli.replay_tables import (
     show_errors,
     show_figure,
     show_losses,
+    show_notes,
     show_throughput,
 )
 from megatron_libra.replay.calls import KernelCall
 from megatron_libra.replay.figures import FIGURES
 from megatron_libra.replay.pool_trace import find_pool, pool_tracks, write_pool_trace
 from megatron_libra.replay.replay import Replay
-from megatron_libra.replay.report import Summary, replay_answer, summaries
+from megatron_libra.replay.report import Summary, replay_answer, source_notes, source_of, summaries
 from megatron_libra.replay.throughput import ThroughputGrid, predicted_grid, throughput_grid
 from megatron_libra.replay.times import pool_times, predicted
 from megatron_libra.simulator.cost_model import CostModel
@@ -50,7 +51,7 @@ def finish(
     if measuring is not None:
         seconds = measured_seconds(replay, ours, measuring, model)
     times = pool_times(replay, seconds.parts, model)
-    found = summaries(replay, times)
+    found = summaries(replay, times, seconds.was_run)
     answer = replay_answer(replay, found, _links(model), seconds.errors, seconds.measured)
     text = json.dumps(answer, allow_nan=False)
     if out:
@@ -58,7 +59,7 @@ def finish(
     if png:
         from megatron_libra.replay.drawings import DRAWINGS
 
-        DRAWINGS[replay.figure](replay, found, seconds.kind).savefig(png, dpi=150)
+        DRAWINGS[replay.figure](replay, found, source_of(found)).savefig(png, dpi=150)
     if trace:
         row = find_pool(replay, trace_pool, times.layer)
         tracks = pool_tracks(replay, row, ours, seconds.parts, seconds.was_run)
@@ -77,8 +78,9 @@ def _show(replay: Replay, found: Sequence[Summary], model: CostModel, seconds: S
     corpus, links = replay.corpus, model.links
     source = (
         f"Times are predicted by the cost model {model.name}; no kernel was run."
-        if seconds.measured is None
-        else f"Kernel times are measured ({seconds.measured['device']}), others follow the model."
+        if seconds.measured is None or not seconds.measured["workers_measured"]
+        else f"Kernel times of {seconds.measured['workers_measured']} workers are measured "
+        f"({seconds.measured['device']}), the others' are the model's, scaled."
     )
     show_figure(
         FIGURES[replay.figure].table(replay, found),
@@ -87,6 +89,7 @@ def _show(replay: Replay, found: Sequence[Summary], model: CostModel, seconds: S
         f"{links.inter_node_gb_s:g} GB/s between nodes, {links.message_us:g} us a message, overlap "
         f"loss {links.overlap_loss:g}.\n",
     )
+    show_notes(source_notes(found, seconds.errors))
     if replay.figure == "13":
         show_losses(found)
     if seconds.measured is not None:

@@ -15,7 +15,7 @@ from megatron_libra.replay.report import Summary
 from megatron_libra.replay.sampling import ModelError
 from megatron_libra.replay.throughput import ThroughputGrid
 
-__all__ = ["show_errors", "show_figure", "show_losses", "show_throughput"]
+__all__ = ["show_errors", "show_figure", "show_losses", "show_notes", "show_throughput"]
 
 LOSS_TITLES = {
     "inside": "slowest worker computes more",
@@ -51,6 +51,12 @@ def show_figure(table: FigureTable, note: str) -> None:
     """The figure's numbers, and what they are."""
     _show(table.title, table.key_title, table.columns, table.rows)
     _console().print(note)
+
+
+def show_notes(notes: Sequence[str]) -> None:
+    """What the numbers compare, if not like with like."""
+    for note in notes:
+        _console().print(f"{note}\n")
 
 
 def show_losses(found: Sequence[Summary]) -> None:

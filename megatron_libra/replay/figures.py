@@ -15,7 +15,7 @@ from megatron_libra.config import LibraConfig
 from megatron_libra.plan.heads import fits
 from megatron_libra.replay.methods import FIGURE_13, Method, libra, methods_of, tap_vrsp
 from megatron_libra.replay.replay import Replay, Series
-from megatron_libra.replay.report import Summary
+from megatron_libra.replay.report import Summary, source_of
 from megatron_libra.simulator.job import TrainingJob
 
 __all__ = ["FIGURES", "Choices", "Figure", "FigureTable", "OTHER_SHARES", "scaling"]
@@ -39,6 +39,10 @@ PAPER_13 = {
 """Mean and worst speedup by method and L; those of WLB-LLM and DistCA from Libra's reductions."""
 PAPER_11 = {262_144: {16: (7.63, 13.66)}, 1_048_576: {16: (4.42, 11.25)}}
 """By L and DP: scaling of Ulysses and Libra, end to end."""
+
+
+TIMES = Column("times")
+"""Where the times of a row are from, see source_of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ def _series_13(job: TrainingJob, choices: Choices) -> list[Series]:
 
 def _table_13(replay: Replay, found: Found) -> FigureTable:
     columns = (
-        Column("mean ms", ".1f"), Column("worst ms", ".1f"), Column("mean", ".2f"),
+        TIMES, Column("mean ms", ".1f"), Column("worst ms", ".1f"), Column("mean", ".2f"),
         Column("worst", ".2f"), Column("mean, paper", ".2f"), Column("worst, paper", ".2f"),
         Column("mean, bound", ".2f"), Column("worst, bound", ".2f"), Column("max / mean", ".3f"),
         Column("GB pool", ".0f"), Column("GB worker", ".1f"), Column("between nodes", ".1f"),
@@ -94,7 +98,8 @@ def _table_13(replay: Replay, found: Found) -> FigureTable:
         mean, worst = PAPER_13.get((each.name, series.job.seq_length), (None, None))
         has_bound = series.method.scope != "off"
         rows.append((each.title, (
-            each.mean_ms, each.worst_ms, each.speedup_mean, each.speedup_worst, mean, worst,
+            each.times, each.mean_ms, each.worst_ms, each.speedup_mean, each.speedup_worst,
+            mean, worst,
             each.bound_mean if has_bound else None, each.bound_worst if has_bound else None,
             1 + each.imbalance, each.pool_gb, each.worker_gb, each.worker_inter_gb,
         )))  # fmt: skip
@@ -120,8 +125,9 @@ def _ulysses(job: TrainingJob, choices: Choices) -> tuple[Method, TrainingJob]:
 def _table_14(replay: Replay, found: Found) -> FigureTable:
     base = found[0].mean_ms
     columns = (
-        Column("P", "d"), Column("computation", ".3f"), Column("exposed communication", ".3f"),
-        Column("total", ".3f"), Column("hidden", ".0%"), Column("GB worker", ".1f"),
+        TIMES, Column("P", "d"), Column("computation", ".3f"),
+        Column("exposed communication", ".3f"), Column("total", ".3f"), Column("hidden", ".0%"),
+        Column("GB worker", ".1f"),
     )  # fmt: skip
     open_share = {
         series.method.config.pool_size: (each.mean_ms - each.compute_ms) / base
@@ -135,7 +141,8 @@ def _table_14(replay: Replay, found: Found) -> FigureTable:
         alone = open_share.get(size, 0.0)
         hidden = 1 - exposed / alone if series.method.name == "libra" and alone > 0 else None
         share = each.compute_ms / base
-        rows.append((each.title, (size, share, exposed, share + exposed, hidden, each.worker_gb)))
+        cells = size, share, exposed, share + exposed, hidden, each.worker_gb
+        rows.append((each.title, (each.times, *cells)))
     title = "The straggler by pool size, over the mean of Ulysses"
     return FigureTable(title, "variant", columns, tuple(rows))
 
@@ -162,7 +169,7 @@ def _series_15(job: TrainingJob, choices: Choices) -> list[Series]:
 
 def _table_15(replay: Replay, found: Found) -> FigureTable:
     columns = (
-        Column("B", "d"), Column("H", "d"), Column("speedup", ".2f"), Column("bound", ".2f"),
+        TIMES, Column("B", "d"), Column("H", "d"), Column("speedup", ".2f"), Column("bound", ".2f"),
         Column("max / mean", ".3f"), Column("computation ms", ".1f"), Column("layer ms", ".1f"),
         Column("GB worker", ".1f"),
     )  # fmt: skip
@@ -170,7 +177,7 @@ def _table_15(replay: Replay, found: Found) -> FigureTable:
     for each, series in list(zip(found, replay.series, strict=True))[1:]:
         config = series.method.config
         rows.append((f"{config.block_size} x {config.head_split}", (
-            config.block_size, config.head_split, each.speedup_mean, each.bound_mean,
+            each.times, config.block_size, config.head_split, each.speedup_mean, each.bound_mean,
             1 + each.imbalance, each.compute_ms, each.mean_ms, each.worker_gb,
         )))  # fmt: skip
     title = "Mean straggler speedup over Ulysses by B and H, overlap off"
@@ -190,7 +197,7 @@ def _series_11(job: TrainingJob, choices: Choices) -> list[Series]:
 
 
 def _table_11(replay: Replay, found: Found) -> FigureTable:
-    columns = [Column("step ms, Ulysses", ".0f"), Column("step ms, Libra", ".0f")]
+    columns = [TIMES, Column("step ms, Ulysses", ".0f"), Column("step ms, Libra", ".0f")]
     for share in OTHER_SHARES:
         name = "attention alone" if not share else f"{share:.0%} other work"
         columns += [Column(f"Ulysses, {name}", ".2f"), Column(f"Libra, {name}", ".2f")]
@@ -201,7 +208,9 @@ def _table_11(replay: Replay, found: Found) -> FigureTable:
     paper = PAPER_11.get(replay.series[0].job.seq_length, {})
     rows = []
     for size in sizes:
-        cells: list[Cell] = [steps[name, size] for name in ("ulysses", "libra")]
+        of_size = zip(found, replay.series, strict=True)
+        times = source_of([s for s, each in of_size if each.job.data_parallel_size == size])
+        cells: list[Cell] = [times, *(steps[name, size] for name in ("ulysses", "libra"))]
         cells += [curve[name][size] for curve in curves for name in ("ulysses", "libra")]
         rows.append((f"DP {size}", (*cells, *paper.get(size, (None, None)))))
     title = "Throughput over that of DP 1 at a fixed global batch; the ideal is DP"

@@ -8,6 +8,7 @@ take longest together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +20,9 @@ from megatron_libra.replay.sampling import ModelError
 from megatron_libra.replay.times import LOSSES, PoolTimes
 from megatron_libra.simulator.pool_work import PoolWork
 
-__all__ = ["Summary", "replay_answer", "summaries"]
+__all__ = ["Summary", "replay_answer", "source_notes", "source_of", "summaries"]
 
+Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
@@ -31,6 +33,10 @@ class Summary:
 
     name: str
     title: str
+    times: str
+    """See source_of."""
+    workers_run: int
+    """Whose kernel calls were run, of different pools."""
     mean_ms: float
     """The straggler, on average."""
     worst_ms: float
@@ -62,15 +68,22 @@ class Summary:
     """The same of what leaves or enters its node."""
 
 
-def summaries(replay: Replay, times: PoolTimes) -> tuple[Summary, ...]:
-    """One for each series."""
+def summaries(
+    replay: Replay, times: PoolTimes, was_run: Sequence[Bool] | None = None
+) -> tuple[Summary, ...]:
+    """One for each series.
+
+    Args:
+        was_run: by work (W,), workers whose kernel calls were run; None: none.
+    """
+    counts = np.array([run.sum() for run in was_run] if was_run else [0] * len(replay.works))
     references = {
         _layout(each): replay.of_series(each.name)
         for each in replay.series
         if each.method.name == "ulysses"
     }
     return tuple(
-        _summary(replay, times, number, references.get(_layout(each)))
+        _summary(replay, times, number, references.get(_layout(each)), counts)
         for number, each in enumerate(replay.series)
     )
 
@@ -79,7 +92,16 @@ def _layout(series: Series) -> tuple[int, int]:
     return series.job.data_parallel_size, series.job.context_parallel_size
 
 
-def _summary(replay: Replay, times: PoolTimes, number: int, reference: Int64 | None) -> Summary:
+def _source(counts: Int64, stragglers: Int64) -> str:
+    """See source_of, given the workers run of all works and the works of the stragglers."""
+    if not counts.any():
+        return "predicted"
+    return "measured" if counts[stragglers].all() else "scaled"
+
+
+def _summary(
+    replay: Replay, times: PoolTimes, number: int, reference: Int64 | None, counts: Int64
+) -> Summary:
     series = replay.series[number]
     rows = replay.of_series(series.name)
     shape = replay.corpus.num_windows, series.job.num_microbatches, -1
@@ -96,6 +118,8 @@ def _summary(replay: Replay, times: PoolTimes, number: int, reference: Int64 | N
     return Summary(
         name=series.name,
         title=series.method.title,
+        times=_source(counts, replay.rows[stragglers, 4]),
+        workers_run=int(counts[np.unique(replay.rows[rows, 4])].sum()),
         mean_ms=float(slowest.mean()) * 1e3,
         worst_ms=float(slowest.max(axis=1).mean()) * 1e3,
         step_ms=float(layer.sum(axis=1).max(axis=1).mean()) * 1e3,
@@ -127,6 +151,36 @@ def _most(moved: Int64) -> int:
     return int(max(moved.sum(axis=0).max(), moved.sum(axis=1).max()))
 
 
+def source_of(found: Sequence[Summary]) -> str:
+    """Where the times of some series are from: predicted, if no worker was run at all; measured, if
+    a worker of every straggler was run; scaled, if they are predictions times measured over
+    predicted; partly measured, if some series are measured and some scaled.
+    """
+    sources = {each.times for each in found}
+    return sources.pop() if len(sources) == 1 else "partly measured"
+
+
+def source_notes(found: Sequence[Summary], errors: dict[str, ModelError | None]) -> tuple[str, ...]:
+    """One line for each kind of scaled series: what its speedups compare."""
+    total = errors.get("all")
+    ratio = f"{total.ratio:.3f}" if total is not None else "1"
+    scaled = [each for each in found if each.times == "scaled"]
+    unknown = ", ".join(each.name for each in scaled if not each.workers_run)
+    some = ", ".join(each.name for each in scaled if each.workers_run)
+    notes = []
+    if unknown:
+        notes.append(
+            f"{unknown}: no worker was run. The times are predictions x {ratio}, measured over "
+            "predicted of all methods together: speedups compare a prediction with a measurement."
+        )
+    if some:
+        notes.append(
+            f"{some}: not every straggler had a worker run. The rest is predictions x measured "
+            "over predicted of the same method."
+        )
+    return tuple(notes)
+
+
 def replay_answer(
     replay: Replay,
     found: tuple[Summary, ...],
@@ -144,7 +198,8 @@ def replay_answer(
     """
     return {
         "figure": replay.figure,
-        "times": "predicted" if measured is None else "measured",
+        "times": source_of(found),
+        "notes": source_notes(found, errors),
         "corpus": asdict(replay.corpus),
         "model": model,
         "measured": measured,

@@ -93,13 +93,14 @@ def _drawn(table: WorkerTable, sample: int, seed: int) -> NDArray[np.bool_]:
     return drawn
 
 
-def corrected(table: WorkerTable, predicted: Float, measured: Float) -> Float:
+def corrected(table: WorkerTable, predicted: Float, measured: Float, common: float = 1.0) -> Float:
     """(N, phases) seconds: measured ones where there are any, for all workers with equal calls; the
     others predicted and scaled by their method's ratio of measured to predicted sums.
 
     Args:
         predicted: (N, phases) seconds, forward and backward.
         measured: the same, NaN where nothing was measured.
+        common: the ratio where a method has none, so that methods stay comparable.
     """
     seconds = predicted.copy()
     known = ~np.isnan(measured).any(axis=1)
@@ -107,7 +108,7 @@ def corrected(table: WorkerTable, predicted: Float, measured: Float) -> Float:
         rows = table.method == method
         base = predicted[rows & known].sum(axis=0)
         ratio = np.divide(
-            measured[rows & known].sum(axis=0), base, np.ones_like(base), where=base > 0
+            measured[rows & known].sum(axis=0), base, np.full_like(base, common), where=base > 0
         )
         seconds[rows] *= ratio
     calls, row = np.unique(table.calls[known], return_index=True)

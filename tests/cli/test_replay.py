@@ -81,7 +81,34 @@ def test_seconds_end_the_measuring(libra, corpus):
     pytest.importorskip("torch")
     run = libra("replay", corpus, *SMALL, "--measure", 1, "--device", "cpu", "--seconds", 0)
     assert run.code == 0, run.err
-    assert "0 of" in run.out
+    assert "0 of" in run.out and "no kernel was run" in " ".join(run.out.split())
+
+
+def test_a_method_without_a_measured_worker_is_told(libra, corpus, monkeypatch):
+    """Only Ulysses fits the seconds: Libra's numbers are not shown as measured ones."""
+    pytest.importorskip("torch")
+    from megatron_libra.replay import measuring
+
+    run_worker, turns = measuring.measure_worker, []
+
+    def only_ulysses(calls, timer):
+        """The heaviest of each microbatch come first, by method."""
+        turns.append(1)
+        if len(turns) not in (1, 3):
+            raise RuntimeError("no more")
+        return run_worker(calls, timer)
+
+    monkeypatch.setattr(measuring, "measure_worker", only_ulysses)
+    options = (*SMALL, "--measure", 1, "--sample", 0, "--device", "cpu", "--method", "libra")
+    answer = libra("replay", corpus, *options, "--json").answer
+    assert answer["times"] == "partly measured"
+    ours = {each["name"]: each for each in answer["series"]}
+    assert (ours["libra"]["times"], ours["libra"]["workers_run"]) == ("scaled", 0)
+    assert ours["ulysses"]["times"] == "measured" and ours["ulysses"]["workers_run"] > 0
+    assert answer["notes"][0].startswith("libra: no worker was run.")
+    turns.clear()
+    text = " ".join(libra("replay", corpus, *options).out.split())
+    assert "speedups compare a prediction with a measurement" in text
 
 
 def test_a_trace_has_a_row_for_each_worker_and_stream(libra, corpus, tmp_path):

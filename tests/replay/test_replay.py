@@ -11,7 +11,8 @@ from megatron_libra.replay.archive import load_replay, save_replay
 from megatron_libra.replay.calls import worker_calls
 from megatron_libra.replay.methods import METHODS, methods_of, pools_of
 from megatron_libra.replay.replay import Corpus, Replay, Series, prepare
-from megatron_libra.replay.report import summaries
+from megatron_libra.replay.report import source_notes, source_of, summaries
+from megatron_libra.replay.sampling import ModelError
 from megatron_libra.replay.times import LOSSES, pass_times, pool_times, predicted
 from megatron_libra.replay.workers import (
     by_work,
@@ -247,3 +248,26 @@ def test_every_kind_of_call_is_compiled_before_the_first_worker(monkeypatch):
     monkeypatch.setattr(timer, "seconds", seconds)
     measuring.measure(replay, columns, range(len(columns)), timer, budget_s=60)
     assert set(later) <= set(small) and len(set(small)) == len(small) > 1
+
+
+def test_summaries_say_what_was_run(replay):
+    """A series is measured if every straggler has a worker that was run, scaled if not."""
+    times = pool_times(replay, predicted(replay, MODEL), MODEL)
+    nothing = [np.zeros(work.num_workers, np.bool_) for work in replay.works]
+    assert {each.times for each in summaries(replay, times, nothing)} == {"predicted"}
+    assert source_notes(summaries(replay, times), {}) == ()
+    rows = replay.of_series("libra")
+    layer = times.layer[rows].reshape(4, 2)
+    for index in replay.rows[rows[layer.argmax(axis=1) + 2 * np.arange(4)], 4]:
+        nothing[index][1] = True
+    found = {each.name: each for each in summaries(replay, times, nothing)}
+    assert (found["libra"].times, found["ulysses"].times) == ("measured", "scaled")
+    assert found["libra"].workers_run > 0 == found["ulysses"].workers_run
+    assert source_of(list(found.values())) == "partly measured"
+    (note,) = source_notes(list(found.values()), {"all": ModelError(4, 0.1, 0.2, 1.07)})
+    assert "ulysses" in note and "x 1.070" in note and "libra" not in note
+    for run in nothing[1:]:
+        run[:] = False
+    nothing[int(replay.rows[rows[0], 4])][:] = True
+    some = {each.name: each for each in summaries(replay, times, nothing)}["libra"]
+    assert some.times == "scaled" and "same method" in source_notes([some], {})[0]

@@ -8,6 +8,7 @@ import pytest
 from megatron_libra.replay.sampling import (
     WorkerTable,
     corrected,
+    known_calls,
     measuring_order,
     model_error,
 )
@@ -66,6 +67,18 @@ def test_measured_workers_count_and_the_others_are_scaled(table):
     assert seconds[5].tolist() == [9, 12]
     assert seconds[1].tolist() == [7.5, 10]
     assert seconds[9:].tolist() == [[1, 1]] * 3, "equal calls take equal time"
+
+
+def test_a_method_without_a_measured_worker_takes_the_common_ratio(table):
+    predicted = np.stack([table.seconds, table.seconds], axis=1)
+    measured = np.full_like(predicted, NAN)
+    measured[5] = 2 * predicted[5]
+    seconds = corrected(table, predicted, measured, 1.5)
+    assert seconds[:9].tolist() == (2 * predicted[:9]).tolist()
+    assert seconds[9:].tolist() == (1.5 * predicted[9:]).tolist()
+    assert np.flatnonzero(known_calls(table, measured)).tolist() == [5]
+    measured[10] = 1.0
+    assert np.flatnonzero(known_calls(table, measured)).tolist() == [5, 9, 10, 11]
 
 
 def test_without_measurements_nothing_changes(table):
