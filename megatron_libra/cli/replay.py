@@ -20,8 +20,10 @@ from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.replay_measuring import Measuring
 from megatron_libra.cli.replay_options import check_options
 from megatron_libra.cli.replay_request import (
+    INTER_NODE_GB_S,
     JobOptions,
     base_choices,
+    inter_node,
     linked,
     read_seeds,
     read_windows,
@@ -43,6 +45,7 @@ __all__ = ["replay"]
 
 Size = int | None
 Rate = float | None
+INTER_NODE_HELP = f"Of a worker; default: FILE's, {INTER_NODE_GB_S:g} with a built-in model."
 
 
 def _option(names: str, help: str, **settings: Any) -> Any:
@@ -91,7 +94,7 @@ def replay(
         str, _option("--cost-model", f"{', '.join(BUILT_IN)}, or a FILE of libra calibrate.")
     ] = "h200-fa4",
     intra_node_gb_s: Annotated[Rate, _option("--intra-node-gb-s", "Of a worker.")] = None,
-    inter_node_gb_s: Annotated[Rate, _option("--inter-node-gb-s", "Of a worker.")] = 50.0,
+    inter_node_gb_s: Annotated[Rate, _option("--inter-node-gb-s", INTER_NODE_HELP)] = None,
     message_us: Annotated[Rate, _option("--message-us", "Of an exchange.")] = None,
     overlap_loss: Annotated[
         Rate, _option("--overlap-loss", "Share of a hidden transfer that computation loses.")
@@ -122,6 +125,7 @@ def replay(
     """Replay the attention of a whole cluster on one GPU, or predict it without one."""
     check_options(context)
     require_writable(to_prepare, out, png, trace)
+    inter_node_gb_s, inter_node_from = inter_node(cost_model, inter_node_gb_s)
     model = linked(
         load_cost_model(cost_model),
         {
@@ -173,7 +177,7 @@ def replay(
         return
     finish(
         prepared, model, measuring, out=out, png=png, trace=trace, trace_pool=trace_pool,
-        as_json=as_json,
+        inter_node_from=inter_node_from, as_json=as_json,
     )  # fmt: skip
 
 

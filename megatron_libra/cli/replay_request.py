@@ -12,12 +12,24 @@ from megatron_libra.config import AttentionShape, LibraConfig, divisors
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.plan.heads import fits
 from megatron_libra.replay.replay import Corpus
+from megatron_libra.simulator.calibration import BUILT_IN
 from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
 
-__all__ = ["JobOptions", "base_choices", "linked", "read_seeds", "read_windows"]
+__all__ = [
+    "JobOptions",
+    "INTER_NODE_GB_S",
+    "base_choices",
+    "inter_node",
+    "linked",
+    "read_seeds",
+    "read_windows",
+]
 
+INTER_NODE_GB_S = 50.0
+"""GB/s of a worker between nodes with a built-in model: a full 400 Gb/s adapter of its own, an
+assumption."""
 HEAD_SPLIT = 16
 BLOCKS = 256
 """Blocks of a packed sequence by default."""
@@ -145,6 +157,15 @@ def base_choices(job: TrainingJob, given: dict[str, Any]) -> LibraConfig:
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
     config.check_shape(job.shape)
     return config
+
+
+def inter_node(cost_model: str, given: float | None) -> tuple[float | None, str]:
+    """GB/s between nodes that replace the cost model's, or None, and where the value is from."""
+    if given is not None:
+        return given, "given"
+    if cost_model in BUILT_IN:
+        return INTER_NODE_GB_S, "default with a built-in model"
+    return None, "of the cost model"
 
 
 def linked(model: CostModel, given: dict[str, float | None]) -> CostModel:

@@ -41,6 +41,7 @@ def finish(
     png: Path | None,
     trace: Path | None,
     trace_pool: str,
+    inter_node_from: str,
     as_json: bool,
 ) -> None:
     """Measure or predict, and write what was asked for."""
@@ -52,7 +53,8 @@ def finish(
         seconds = measured_seconds(replay, ours, measuring, model)
     times = pool_times(replay, seconds.parts, model)
     found = summaries(replay, times, seconds.was_run)
-    answer = replay_answer(replay, found, _links(model), seconds.errors, seconds.measured)
+    links = {"name": model.name, **asdict(model.links), "inter_node_gb_s_from": inter_node_from}
+    answer = replay_answer(replay, found, links, seconds.errors, seconds.measured)
     text = json.dumps(answer, allow_nan=False)
     if out:
         out.write_text(text + "\n", encoding="ascii")
@@ -67,17 +69,15 @@ def finish(
     if as_json:
         typer.echo(text)
     else:
-        _show(replay, found, model, seconds)
+        _show(replay, found, links, seconds)
 
 
-def _links(model: CostModel) -> dict[str, Any]:
-    return {"name": model.name, **asdict(model.links)}
-
-
-def _show(replay: Replay, found: Sequence[Summary], model: CostModel, seconds: Seconds) -> None:
-    corpus, links = replay.corpus, model.links
+def _show(
+    replay: Replay, found: Sequence[Summary], links: dict[str, Any], seconds: Seconds
+) -> None:
+    corpus = replay.corpus
     source = (
-        f"Times are predicted by the cost model {model.name}; no kernel was run."
+        f"Times are predicted by the cost model {links['name']}; no kernel was run."
         if seconds.measured is None or not seconds.measured["workers_measured"]
         else f"Kernel times of {seconds.measured['workers_measured']} workers are measured "
         f"({seconds.measured['device']}), the others' are the model's, scaled."
@@ -85,9 +85,9 @@ def _show(replay: Replay, found: Sequence[Summary], model: CostModel, seconds: S
     show_figure(
         FIGURES[replay.figure].table(replay, found),
         f"{corpus.name}, {corpus.packing}; {corpus.num_windows} optimizer steps. {source} The "
-        f"exchange is simulated: {links.intra_node_gb_s:g} GB/s inside a node, "
-        f"{links.inter_node_gb_s:g} GB/s between nodes, {links.message_us:g} us a message, overlap "
-        f"loss {links.overlap_loss:g}.\n",
+        f"exchange is simulated: {links['intra_node_gb_s']:g} GB/s inside a node, "
+        f"{links['inter_node_gb_s']:g} GB/s between nodes ({links['inter_node_gb_s_from']}), "
+        f"{links['message_us']:g} us a message, overlap loss {links['overlap_loss']:g}.\n",
     )
     show_notes(source_notes(found, seconds.errors))
     if replay.figure == "13":
