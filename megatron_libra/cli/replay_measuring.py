@@ -49,7 +49,7 @@ class Measuring:
         nothing shall be run.
 
         Raises:
-            ValueError: anything else.
+            ValueError: anything else, or there is no such device.
         """
         if text is None:
             text = "2" if _has_cuda() else "0"
@@ -59,6 +59,11 @@ class Measuring:
             raise ValueError(f"--device ({others['device']!r}) must be cuda or cpu.")
         if text == "0":
             return None
+        if others["device"] == "cuda" and not _has_cuda():
+            raise ValueError(
+                f"--measure ({text}) needs a CUDA device and there is none; try --measure 0, or "
+                "--device cpu to try the command out."
+            )
         return cls(heaviest=None if text == "all" else int(text), **others)
 
 

@@ -17,10 +17,11 @@ from megatron_libra.cli.replay_tables import (
     show_losses,
     show_notes,
     show_throughput,
+    show_written,
 )
 from megatron_libra.replay.calls import KernelCall
 from megatron_libra.replay.figures import FIGURES
-from megatron_libra.replay.pool_trace import find_pool, pool_tracks, write_pool_trace
+from megatron_libra.replay.pool_trace import find_pool, pool_name, pool_tracks, write_pool_trace
 from megatron_libra.replay.replay import Replay
 from megatron_libra.replay.report import Summary, replay_answer, source_notes, source_of, summaries
 from megatron_libra.replay.throughput import ThroughputGrid, predicted_grid, throughput_grid
@@ -62,14 +63,17 @@ def finish(
         from megatron_libra.replay.drawings import DRAWINGS
 
         DRAWINGS[replay.figure](replay, found, source_of(found)).savefig(png, dpi=150)
+    pool = ""
     if trace:
         row = find_pool(replay, trace_pool, times.layer)
         tracks = pool_tracks(replay, row, ours, seconds.parts, seconds.was_run)
         write_pool_trace(replay, row, tracks, model, trace)
+        pool = f" (pool {pool_name(replay, row)}; open it in ui.perfetto.dev)"
     if as_json:
         typer.echo(text)
     else:
         _show(replay, found, links, seconds)
+        show_written({out: "", png: "", trace: pool})
 
 
 def _show(
@@ -127,6 +131,7 @@ def figure_5(
         typer.echo(text)
     else:
         show_throughput(grid)
+        show_written({out: "", png: ""})
 
 
 def _measured_grid(job: TrainingJob, wish: Measuring, model: CostModel) -> ThroughputGrid:

@@ -37,6 +37,8 @@ PAPER_13 = {
     ("libra", 1_048_576): (2.57, 2.90),
 }
 """Mean and worst speedup by method and L; those of WLB-LLM and DistCA from Libra's reductions."""
+UNPOOLED = ("ulysses", "wlb")
+"""Their pools of one sequence have nothing to balance: no bound above 1."""
 PAPER_11 = {262_144: {16: (7.63, 13.66)}, 1_048_576: {16: (4.42, 11.25)}}
 """By L and DP: scaling of Ulysses and Libra, end to end."""
 
@@ -62,6 +64,10 @@ class FigureTable:
     key_title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    short: tuple[str, ...] = ()
+    """Keys for a narrow terminal; empty: the same."""
+    optional: tuple[str, ...] = ()
+    """Titles of columns to leave out there, the least important first."""
 
 
 Found = Sequence[Summary]
@@ -96,7 +102,7 @@ def _table_13(replay: Replay, found: Found) -> FigureTable:
     rows = []
     for each, series in zip(found, replay.series, strict=True):
         mean, worst = PAPER_13.get((each.name, series.job.seq_length), (None, None))
-        has_bound = series.method.scope != "off"
+        has_bound = each.name not in UNPOOLED
         rows.append((each.title, (
             each.times, each.mean_ms, each.worst_ms, each.speedup_mean, each.speedup_worst,
             mean, worst,
@@ -104,7 +110,10 @@ def _table_13(replay: Replay, found: Found) -> FigureTable:
             1 + each.imbalance, each.pool_gb, each.worker_gb, each.worker_inter_gb,
         )))  # fmt: skip
     title = "Core attention of a layer, forward and backward; speedups over Ulysses"
-    return FigureTable(title, "method", columns, tuple(rows))
+    optional = ("GB pool", "between nodes", "worst, paper", "mean, paper", "GB worker",
+                "max / mean", "worst ms")  # fmt: skip
+    names = tuple(each.name for each in found)
+    return FigureTable(title, "method", columns, tuple(rows), names, optional)
 
 
 def _series_14(job: TrainingJob, choices: Choices) -> list[Series]:
@@ -144,7 +153,8 @@ def _table_14(replay: Replay, found: Found) -> FigureTable:
         cells = size, share, exposed, share + exposed, hidden, each.worker_gb
         rows.append((each.title, (each.times, *cells)))
     title = "The straggler by pool size, over the mean of Ulysses"
-    return FigureTable(title, "variant", columns, tuple(rows))
+    names = tuple(series.method.name for series in replay.series)
+    return FigureTable(title, "variant", columns, tuple(rows), names, ("GB worker",))
 
 
 def _series_15(job: TrainingJob, choices: Choices) -> list[Series]:
@@ -181,7 +191,7 @@ def _table_15(replay: Replay, found: Found) -> FigureTable:
             1 + each.imbalance, each.compute_ms, each.mean_ms, each.worker_gb,
         )))  # fmt: skip
     title = "Mean straggler speedup over Ulysses by B and H, overlap off"
-    return FigureTable(title, "B x H", columns, tuple(rows))
+    return FigureTable(title, "B x H", columns, tuple(rows), optional=("B", "H", "GB worker"))
 
 
 def _series_11(job: TrainingJob, choices: Choices) -> list[Series]:
@@ -214,7 +224,8 @@ def _table_11(replay: Replay, found: Found) -> FigureTable:
         cells += [curve[name][size] for curve in curves for name in ("ulysses", "libra")]
         rows.append((f"DP {size}", (*cells, *paper.get(size, (None, None)))))
     title = "Throughput over that of DP 1 at a fixed global batch; the ideal is DP"
-    return FigureTable(title, "", tuple(columns), tuple(rows))
+    optional = ("Ulysses, paper", "Libra, paper")
+    return FigureTable(title, "", tuple(columns), tuple(rows), optional=optional)
 
 
 def _steps(replay: Replay, found: Found) -> dict[tuple[str, int], float]:

@@ -112,6 +112,7 @@ def test_a_method_without_a_measured_worker_is_told(libra, corpus, monkeypatch):
     turns.clear()
     text = " ".join(libra("replay", corpus, *options).out.split())
     assert "speedups compare a prediction with a measurement" in text
+    assert "libra scaled" in text
 
 
 def test_a_trace_has_a_row_for_each_worker_and_stream(libra, corpus, tmp_path):
