@@ -1,4 +1,4 @@
-"""What libra replay prints and writes: tables on narrow terminals, terms, bounds, files, refusals."""
+"""What libra replay prints and writes: narrow tables, terms, bounds, files, refusals."""
 
 from __future__ import annotations
 
