@@ -176,8 +176,8 @@ def source_notes(found: Sequence[Summary], errors: dict[str, ModelError | None])
     if some:
         notes.append(
             f"{some}: not every straggler had a worker run. The rest is predictions x measured "
-            f"over predicted of the same method, or x {ratio}, that of all methods, if it shares all "
-            "its measured pools with another one."
+            f"over predicted of the same method, or x {ratio}, that of all methods, if it shares "
+            "all its measured pools with another one."
         )
     return tuple(notes)
 
