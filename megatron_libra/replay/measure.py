@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 
 from megatron_libra.config import AttentionShape, divisors
-from megatron_libra.executor.kernels import AttentionKernel, BoundRound
+from megatron_libra.executor.kernels import AttentionKernel, bind_round
 from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.parts import FAR, NEAR
-from megatron_libra.plan.worker_plan import Round
 from megatron_libra.replay.calls import KernelCall, call_of
 from megatron_libra.replay.timing import issue_seconds, median_seconds
 from megatron_libra.simulator.call_table import PARTS, part_weights
@@ -179,7 +178,7 @@ class CallTimer:
     def _passes(self, call: KernelCall) -> tuple[Callable[[], None], Callable[[], None]]:
         """Functions that run forward, and backward of the last forward."""
         each, dim = call.round, call.head_dim
-        bound = self._bind(each)
+        bound = bind_round(each, self.kernel, self.device)
         query_shape = (each.query_stop, call.query_heads, dim)
         key_shape = (each.key_stop, call.kv_heads, dim)
         q, dout = self._input("q", query_shape), self._input("dout", query_shape)
@@ -194,19 +193,6 @@ class CallTimer:
             self.kernel.backward(dout, q, k, v, *kept, bound, scale)
 
         return forward, backward
-
-    def _bind(self, each: Round) -> BoundRound:
-        return BoundRound(
-            query_start=0,
-            query_stop=each.query_stop,
-            key_start=0,
-            key_stop=each.key_stop,
-            cu_queries=torch.from_numpy(each.cu_queries).to(self.device),
-            cu_keys=torch.from_numpy(each.cu_keys).to(self.device),
-            max_queries=each.max_queries,
-            max_keys=each.max_keys,
-            prepared=self.kernel.prepare(each, self.device),
-        )
 
     def _input(self, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
         """Random rows; one buffer of each name grows and is shared by all calls."""
