@@ -77,7 +77,6 @@ class _Backward(ABC):
 
     def __init__(self, dout: torch.Tensor, bound: BoundPlan, scale: float) -> None:
         self.dout, self.bound, self.scale = dout, bound, scale
-        self.local = LocalBackward(dout, self.local_computed(), bound, scale)
         self.dkv: dict[int, KVGradient] = {}
         """By part."""
 
@@ -104,6 +103,9 @@ class _Backward(ABC):
         )
 
     def compute_local(self, *, early: bool) -> None:
+        if early:  # its copies, if any, are made when the dispatch is under way
+            computed = self.local_computed()
+            self.local = LocalBackward(self.dout, computed, self.bound, self.scale)
         self.local.run(early=early)
 
     def compute(self, step: int) -> None:
@@ -149,8 +151,8 @@ class _Saved(_Backward):
     def __init__(
         self, dout: torch.Tensor, kept: SavedTensors, bound: BoundPlan, scale: float
     ) -> None:
-        self.kept = kept
         super().__init__(dout, bound, scale)
+        self.kept = kept
 
     def dispatch(self) -> None:
         self.arriving = Dispatch(self.bound, query_rows(self.dout, self.bound))
@@ -170,10 +172,10 @@ class _Refetched(_Backward):
     def __init__(
         self, dout: torch.Tensor, kept: HomeTensors, bound: BoundPlan, scale: float
     ) -> None:
-        self.kept, self.bound = kept, bound
+        super().__init__(dout, bound, scale)
+        self.kept = kept
         self.resident: dict[int, tuple[torch.Tensor, ...]] = {}
         """K and V by part."""
-        super().__init__(dout, bound, scale)
 
     def dispatch(self) -> None:
         kept, bound = self.kept, self.bound

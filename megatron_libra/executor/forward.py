@@ -77,7 +77,6 @@ class _Forward:
         keep: bool,
     ) -> None:
         self.home, self.bound, self.scale, self.keep = (q, k, v), bound, scale, keep
-        self.local = LocalForward(q, k, v, bound, scale)
         self.steps: list[Computed] = []
         self.resident: dict[int, tuple[torch.Tensor, ...]] = {}
         """K and V by part."""
@@ -89,6 +88,8 @@ class _Forward:
         self.returning = Return(self.bound, q.dtype, query_width=rows.shape[1])
 
     def compute_local(self, *, early: bool) -> None:
+        if early:  # its copies, if any, are made when the dispatch is under way
+            self.local = LocalForward(*self.home, self.bound, self.scale)
         self.local.run(early=early)
 
     def compute(self, step: int) -> None:

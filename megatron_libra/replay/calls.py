@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
-from megatron_libra.simulator.call_table import PARTS, CallTable
+from megatron_libra.simulator.call_table import CallTable
 
 __all__ = ["KernelCall", "call_of", "table_of", "worker_calls"]
 
@@ -32,7 +32,7 @@ class KernelCall:
     kv_heads: int
     head_dim: int
     part: int = NEAR
-    """NEAR, FAR, EARLY or LATE, an index of PARTS."""
+    """NEAR, FAR, EARLY or LATE, an index of call_table.PARTS."""
     repeats: int = 1
     """How often a layer's pass makes a call of this shape: M in an exchanged part."""
 
@@ -45,11 +45,6 @@ class KernelCall:
     def num_keys(self) -> Int64:
         """(n,) keys of the entries."""
         return np.diff(self.round.cu_keys).astype(np.int64)
-
-    @property
-    def part_name(self) -> str:
-        """near, far, early or late."""
-        return PARTS[self.part]
 
     @property
     def flops(self) -> int:

@@ -150,10 +150,6 @@ class Layer:
         """Forward, then backward."""
         return self.gradients(self.forward())
 
-    def forget(self) -> None:
-        """Free the kept forward."""
-        self._out = None
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
