@@ -25,9 +25,15 @@ def require_writable(*paths: Path | None) -> None:
 
 def _check(path: Path) -> None:
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; give a file in it, such as {path / 'new.out'}.")
+        raise ValueError(
+            f"{path} cannot be written: it is a folder; give a file in it, such as "
+            f"{path / 'new.out'}."
+        )
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
+        raise ValueError(
+            f"{path} cannot be written: {path.parent} is no folder; make it first, or give a file "
+            "in a folder that exists."
+        )
     if path.exists():
         reason = "" if os.access(path, os.W_OK) else "no permission"
     else:

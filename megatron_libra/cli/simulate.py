@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.simulation import show_progress, show_simulation
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.simulator.answer import simulation_answer
@@ -149,7 +150,7 @@ def simulate(
         seed=seed,
     )
     grid.candidates(job, base)  # faults that can be seen now are told before the work begins
-    _require_folders(html, yaml)
+    require_writable(html, yaml)
     if html:
         require_matplotlib()
     request = CorpusRequest(
@@ -226,12 +227,6 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
         if not word.isdecimal():
             raise ValueError(f"{option} ({text!r}) must be numbers with commas; try 4,8.")
     return tuple(map(int, _words(text)))
-
-
-def _require_folders(*paths: Path | None) -> None:
-    for path in filter(None, paths):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: give a file in a folder that exists.")
 
 
 def _write(path: Path | None, text: Callable[[], str]) -> None:
