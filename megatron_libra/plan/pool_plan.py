@@ -233,10 +233,11 @@ def plan_pool(
     samples = read_samples(sequences, layout.seq_length)
     config = _with_chunks(config, samples, layout, shape)
     # Algorithm 2 shall see the paper's blocks
-    at_long_ends = config.placer == "home_first"
-    blocks = cut_blocks(samples, layout, config.block_size, at_long_ends=at_long_ends)
+    around = config.placer == "home_first"
+    blocks = cut_blocks(samples, layout, config.block_size, around_long_samples=around)
     problem = PlacementProblem.of(samples, blocks, layout, shape, config)
-    worker = PLACERS[config.placer](problem)
+    placement = PLACERS[config.placer](problem)
+    blocks, worker = blocks.cut(placement.cuts), placement.worker
     compute = order_rows(samples, blocks, layout, problem.heads, worker, config.kv_fetch)
     return PoolPlan(
         sequences=samples.lengths,

@@ -5,9 +5,10 @@ In: samples, layout, B, H. Out: blocks and, once they are placed, tiles.
 Blocks of at most B tokens are cut inside the home pieces, so every tile has one home; the padding
 tail is in no block. Tile = block x head shard; tile id = block * H + shard (sequence-major, token
 order, shard). A fragment is the part of a block inside one sample. Beyond the paper, blocks may be
-cut behind long samples too: whoever computes the last queries of a long sample with the first ones
-of others needs all keys of it for all of them. Example, one sequence of samples 5 and 3, CP = 2
-contiguous, B = 4:
+cut before and behind long samples too: whoever computes queries of a long sample together with
+some of others needs keys of both, and a long sample whose first queries are computed elsewhere
+cannot be computed in place. Placers may cut more (`BlockTable.cut`). Example, one sequence of
+samples 5 and 3, CP = 2 contiguous, B = 4:
 
     token      0 1 2 3 | 4 5 6 7
     sample     0 0 0 0   0 1 1 1        fragments: block 0 = sample 0 [0, 4)
@@ -29,8 +30,8 @@ __all__ = ["BlockTable", "TileTable", "causal_pairs", "cut_blocks"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-LONG_SAMPLE = 16
-"""Blocks of a sample behind which a block may end early: at most one block in 16 more."""
+LONG_SAMPLE = 2
+"""Blocks of a sample around which blocks may be cut: at most twice as many blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,45 @@ class BlockTable:
     def num_tokens(self) -> Int64:
         """(N,) query tokens of each block."""
         return self.stop - self.start
+
+    @property
+    def first_token(self) -> Int64:
+        """(N,) number of each block's first token among the tokens of all blocks; `cut`'s unit."""
+        tokens = self.num_tokens
+        first: Int64 = np.cumsum(tokens) - tokens
+        return first
+
+    def cut(self, tokens: Int64) -> BlockTable:
+        """The same tokens with blocks that begin at some more of them.
+
+        Args:
+            tokens: numbers as in first_token, in any order; where a block begins anyway, or behind
+                the last token, nothing changes.
+        """
+        if not len(tokens):
+            return self
+        total, first = int(self.num_tokens.sum()), self.first_token
+        tokens = tokens[tokens < total]
+        block, begin = _edges(first, tokens)
+        start = self.start[block] + begin - first[block]
+        lengths = self.fragment_stop - self.fragment_start
+        fragment_first = np.cumsum(lengths) - lengths
+        fragment, fragment_begin = _edges(fragment_first, tokens)
+        fragment_start = self.fragment_start[fragment] + fragment_begin - fragment_first[fragment]
+        fragment_stop = fragment_start + np.diff(fragment_begin, append=total)
+        first_fragment = np.searchsorted(fragment_begin, np.append(begin, total)).astype(np.int64)
+        pairs = causal_pairs(fragment_start, fragment_stop)
+        return BlockTable(
+            slot=self.slot[block],
+            start=start,
+            stop=start + np.diff(begin, append=total),
+            pairs=np.add.reduceat(pairs, first_fragment[:-1]) if len(block) else pairs,
+            home=self.home[block],
+            first_fragment=first_fragment,
+            fragment_sample=self.fragment_sample[fragment],
+            fragment_start=fragment_start,
+            fragment_stop=fragment_stop,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,20 +141,16 @@ def causal_pairs(start: Int64, stop: Int64) -> Int64:
 
 
 def cut_blocks(
-    samples: SamplePool, layout: TokenLayout, block_size: int, *, at_long_ends: bool = False
+    samples: SamplePool, layout: TokenLayout, block_size: int, *, around_long_samples: bool = False
 ) -> BlockTable:
     """All blocks of a pool, slot-major and in token order.
 
     Args:
-        at_long_ends: cut behind samples of at least LONG_SAMPLE * block_size tokens too; else only
-            as in the paper.
+        around_long_samples: cut before and behind samples of at least LONG_SAMPLE * block_size
+            tokens too; else only as in the paper.
     """
     slot, start, stop, home = _blocks(samples, layout, block_size)
     length = layout.seq_length
-    if at_long_ends:
-        is_long = samples.length >= LONG_SAMPLE * block_size
-        ends = (samples.slot * length + samples.start + samples.length)[is_long]
-        slot, start, stop, home = _cut_at(ends, slot, start, stop, home, length)
     block_key, sample_key = slot * length + start, samples.slot * length + samples.start
     fragment_key = np.union1d(block_key, sample_key)
     block = np.searchsorted(block_key, fragment_key, side="right") - 1
@@ -125,7 +161,7 @@ def cut_blocks(
     )
     first = np.searchsorted(block, np.arange(len(slot) + 1))
     pairs = causal_pairs(fragment_start, fragment_stop)
-    return BlockTable(
+    table = BlockTable(
         slot=slot,
         start=start,
         stop=stop,
@@ -136,6 +172,11 @@ def cut_blocks(
         fragment_start=fragment_start,
         fragment_stop=fragment_stop,
     )
+    if not around_long_samples:
+        return table
+    end = np.cumsum(samples.length)
+    is_long = samples.length >= LONG_SAMPLE * block_size
+    return table.cut(np.concatenate([end - samples.length, end])[np.tile(is_long, 2)])
 
 
 def _blocks(
@@ -155,15 +196,9 @@ def _blocks(
     return slot[row].astype(np.int64), start, stop, home.astype(np.int64)
 
 
-def _cut_at(
-    cuts: Int64, slot: Int64, start: Int64, stop: Int64, home: Int64, length: int
-) -> tuple[Int64, Int64, Int64, Int64]:
-    """The columns of _blocks with the blocks cut at flat tokens slot * L + position."""
-    key, stop_key = slot * length + start, slot * length + stop
-    cut = np.searchsorted(key, cuts, side="right") - 1  # the block that a cut is in or behind
-    inside = (cuts > key[cut]) & (cuts < stop_key[cut])
-    keys = np.sort(np.concatenate([key, cuts[inside]]))
-    block = np.searchsorted(key, keys, side="right") - 1
-    behind = np.minimum(stop_key[block], np.append(keys[1:], stop_key[-1:]))
-    offset = slot[block] * length
-    return slot[block], keys - offset, behind - offset, home[block]
+def _edges(first: Int64, cuts: Int64) -> tuple[Int64, Int64]:
+    """(owner, begin) of the ranges that begin at `first` or at a cut; owner: the range of `first`
+    that each is in."""
+    begin = np.union1d(first, cuts)
+    owner: Int64 = np.searchsorted(first, begin, side="right") - 1
+    return owner, begin

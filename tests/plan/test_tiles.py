@@ -35,43 +35,70 @@ def test_block_size_that_divides_the_piece_cuts_at_global_positions():
     assert table.start.tolist() == list(range(0, 32, 4))
 
 
-def test_blocks_end_with_long_samples_by_hand():
-    """B = 2: 33 tokens are a long sample, 31 are not. The block [32, 34) of slot 0 is cut behind
-    token 33; the end of slot 1's long sample is that of a block already.
+def test_blocks_are_cut_around_long_samples_by_hand():
+    """B = 2: 4 tokens are a long sample, 3 are not. The long sample of slot 1 begins inside block
+    [2, 4) and ends inside [6, 8).
     """
-    sequences = [[33, 31], [31, 33]]
-    usual = blocks_of(sequences, 64, 1, 2)
-    table = blocks_of(sequences, 64, 1, 2, at_long_ends=True)
-    starts = usual.start.tolist()
-    assert table.start.tolist() == [*starts[:17], 33, *starts[17:]]
-    assert table.stop[15:19].tolist() == [32, 33, 34, 36]
-    assert table.pairs[15:19].tolist() == [31 + 32, 33, 1, 2 + 3]
-    assert table.home.tolist() == [0] * 33 + [1] * 32
+    sequences = [[4, 3], [3, 4, 1]]
+    usual = blocks_of(sequences, 8, 1, 2)
+    table = blocks_of(sequences, 8, 1, 2, around_long_samples=True)
+    assert usual.start.tolist() == [0, 2, 4, 6, 0, 2, 4, 6]
+    assert table.start.tolist() == [0, 2, 4, 6, 0, 2, 3, 4, 6, 7]
+    assert table.stop.tolist() == [2, 4, 6, 7, 2, 3, 4, 6, 7, 8]
+    assert table.pairs.tolist() == [3, 7, 3, 3, 3, 3, 1, 5, 4, 1]
+    assert table.home.tolist() == [0] * 4 + [1] * 6
+    assert table.fragment_sample.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_blocks_cut_at_long_ends_are_the_usual_ones_with_a_few_cuts_more(seed):
+def test_blocks_around_long_samples_are_the_usual_ones_with_some_cuts_more(seed):
     rng = np.random.default_rng(seed)
     sequences = [rng.integers(1, 200, rng.integers(0, 12)).tolist() for _ in range(4)]
-    length, block = 2400, int(rng.integers(1, 12))
-    usual, table = (blocks_of(sequences, length, 3, block, at_long_ends=x) for x in (False, True))
+    length, block = 2400, int(rng.integers(1, 120))
+    usual, table = (
+        blocks_of(sequences, length, 3, block, around_long_samples=x) for x in (False, True)
+    )
     starts, stops = (table.slot * length + x for x in (table.start, table.stop))
     covered = np.zeros(4 * length, int)
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         covered[start:stop] += 1
     assert covered.tolist() == [int(t < sum(row)) for row in sequences for t in range(length)]
-    ends = {
-        slot * length + end
+    edges = {
+        slot * length + edge
         for slot, row in enumerate(sequences)
         for size, end in zip(row, np.cumsum(row).tolist(), strict=True)
         if size >= LONG_SAMPLE * block
+        for edge in (end - size, end)
     }
     paper = set((usual.slot * length + usual.start).tolist())
     assert (
-        paper <= set(starts.tolist()) <= paper | ends <= set(starts.tolist()) | set(stops.tolist())
+        paper <= set(starts.tolist()) <= paper | edges <= set(starts.tolist()) | set(stops.tolist())
     )
-    assert table.num_blocks <= usual.num_blocks * (1 + 1 / LONG_SAMPLE)
+    assert table.num_blocks <= 2 * usual.num_blocks + len(sequences)
     assert table.pairs.sum() == usual.pairs.sum()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cut_blocks_hold_the_same_queries(seed):
+    """Any cuts; fragments and pairs against those of single-token blocks."""
+    rng = np.random.default_rng(seed)
+    sequences = [rng.integers(1, 40, rng.integers(0, 9)).tolist() for _ in range(3)]
+    table = blocks_of(sequences, 360, 3, int(rng.integers(1, 50)))
+    total = int(table.num_tokens.sum())
+    cuts = rng.integers(0, total + 9, rng.integers(0, 30))
+    cut, single = table.cut(cuts), table.cut(np.arange(total))
+    expected = set(table.first_token.tolist()) | {c for c in cuts.tolist() if c < total}
+    assert set(cut.first_token.tolist()) == expected
+    assert single.num_tokens.tolist() == [1] * total
+    owner = np.repeat(np.arange(cut.num_blocks), cut.num_tokens)
+    assert cut.pairs.tolist() == np.bincount(owner, single.pairs, cut.num_blocks).tolist()
+    for name in ("slot", "home"):
+        assert (getattr(cut, name)[owner] == getattr(single, name)).all()
+    fragment_tokens = cut.fragment_stop - cut.fragment_start
+    assert (np.repeat(cut.fragment_sample, fragment_tokens) == single.fragment_sample).all()
+    block = np.repeat(np.arange(cut.num_blocks), np.diff(cut.first_fragment))
+    assert np.bincount(block, fragment_tokens, cut.num_blocks).tolist() == cut.num_tokens.tolist()
+    assert table.cut(np.zeros(0, int)) is table
 
 
 def test_padding_tail_and_empty_slots_have_no_blocks():

@@ -1,4 +1,4 @@
-"""Placers: one file a policy, each `place(problem) -> worker of every tile`.
+"""Placers: one file a policy, each `place(problem) -> Placement`.
 
 In: name. Out: the function.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from megatron_libra.plan.placers import home, home_first, paper, ulysses
-from megatron_libra.plan.placers.problem import PlacementProblem
+from megatron_libra.plan.placers.problem import Placement, PlacementProblem
 
-__all__ = ["PLACERS", "PlacementProblem", "Placer"]
+__all__ = ["PLACERS", "Placement", "PlacementProblem", "Placer"]
 
-Placer = Callable[[PlacementProblem], NDArray[np.int64]]
+Placer = Callable[[PlacementProblem], Placement]
 
 PLACERS: dict[str, Placer] = {
     "home_first": home_first.place,

@@ -5,14 +5,11 @@ In: problem. Out: worker per tile. A baseline.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from megatron_libra.plan.placers.problem import PlacementProblem
+from megatron_libra.plan.placers.problem import Placement, PlacementProblem
 
 __all__ = ["place"]
 
 
-def place(problem: PlacementProblem) -> NDArray[np.int64]:
-    """(T,) the home of each tile."""
-    return problem.tile_home
+def place(problem: PlacementProblem) -> Placement:
+    """The home of each tile."""
+    return Placement(problem.tile_home)

@@ -13,15 +13,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.plan.placers.problem import PlacementProblem, ResidentKV
+from megatron_libra.plan.placers.problem import Placement, PlacementProblem, ResidentKV
 
 __all__ = ["place"]
 
 Int64 = NDArray[np.int64]
 
 
-def place(problem: PlacementProblem) -> Int64:
-    """(T,) the worker of each tile."""
+def place(problem: PlacementProblem) -> Placement:
+    """A worker for each tile."""
     pairs, home, target = problem.tile_pairs, problem.tile_home, problem.load_target
     worker = np.empty(len(pairs), np.int64)
     load = np.zeros(problem.num_workers, np.int64)
@@ -38,7 +38,7 @@ def place(problem: PlacementProblem) -> Int64:
         worker[tile] = best
         load[best] += pairs[tile]
         resident.place(tile, best)
-    return worker
+    return Placement(worker)
 
 
 def _first_smallest(candidates: Int64, keys: tuple[Int64, Int64]) -> int:

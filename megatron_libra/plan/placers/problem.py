@@ -1,6 +1,6 @@
 """What a placer decides on: tiles, homes, bytes.
 
-In: blocks, samples, heads. Out: PlacementProblem, ResidentKV.
+In: blocks, samples, heads. Out: PlacementProblem, Placement, ResidentKV.
 
 Bytes follow Eq. 8, with one refinement: tokens that the destination holds anyway are neither
 charged nor sent (V_g counts the remote part).
@@ -8,7 +8,7 @@ charged nor sent (V_g counts the remote part).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable
 
-__all__ = ["PlacementProblem", "ResidentKV", "fetch_stops"]
+__all__ = ["Placement", "PlacementProblem", "ResidentKV", "fetch_stops"]
 
 Int64 = NDArray[np.int64]
 
@@ -32,6 +32,16 @@ def fetch_stops(samples: SamplePool, blocks: BlockTable, kv_fetch: str) -> Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """What a placer decides."""
+
+    worker: Int64
+    """(T,) of the tiles of the blocks as they are cut."""
+    cuts: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Tokens before which blocks are cut beforehand, in the numbers of BlockTable.cut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacementProblem:
     """Tiles of one pool with their costs; tile = block * head_split + head_shard."""
 
@@ -41,6 +51,7 @@ class PlacementProblem:
     num_samples: int
     blocks: BlockTable
     """Their pairs count `token_pairs` for each query token besides its own."""
+    token_pairs: int
     query_bytes: Int64
     """(N,) bytes of Q plus O of one tile of a block: Q dispatch and output return."""
     kv_token_bytes: int
@@ -71,6 +82,7 @@ class PlacementProblem:
             heads=heads,
             num_samples=len(samples.length),
             blocks=blocks,
+            token_pairs=config.token_pairs,
             query_bytes=2 * heads.query_heads_per_shard * token_bytes * blocks.num_tokens,
             kv_token_bytes=2 * heads.kv_heads_per_shard * token_bytes,
             remote_keys=_remote_keys(samples, blocks, layout, config.kv_fetch),
@@ -91,6 +103,15 @@ class PlacementProblem:
         load = np.zeros(self.num_workers, np.int64)
         np.add.at(load, worker, self.tile_pairs)
         return load
+
+    def query_pairs(self, block: int) -> Int64:
+        """(tokens,) pairs of every query of a block, `token_pairs` included."""
+        table = self.blocks
+        fragments = range(*table.first_fragment[block : block + 2].tolist())
+        ranges = [(table.fragment_start[f], table.fragment_stop[f]) for f in fragments]
+        keys = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        pairs: Int64 = keys + 1 + self.token_pairs
+        return pairs
 
     @property
     def load_target(self) -> float:

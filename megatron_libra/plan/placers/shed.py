@@ -1,10 +1,11 @@
 """Choose the tiles that overloaded workers give away. In: problem, home loads. Out: Shed.
 
 A worker above C gives away what brings most pairs per byte, its price, until it is at C: the late
-blocks of its longest samples, of all heads, which have most pairs per query. But a worker that
-keeps the early part of a run of neighbouring blocks for all heads still fetches the keys before it
-for all heads. So blocks of a run whose prices are within CLOSE of each other form a tier, which is
-given head by head: what stays of it is a few whole heads, and the keys of these alone are fetched.
+blocks of its longest samples, of all heads, which have most pairs per query. Of the last tile only
+as many of its last queries leave as are needed. A worker that keeps the early part of a run of
+neighbouring blocks for all heads still fetches the keys before it for all heads. So blocks of a run
+whose prices are within CLOSE of each other form a tier, which is given head by head: what stays of
+it is a few whole heads, and the keys of these alone are fetched.
 
 Example: a sample of 8 blocks on four workers, zigzag. The home of blocks 0 and 7 gives the first
 heads of block 7 (all heads, before it would touch block 0), the home of 3 and 4 those of block 4.
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.placers.problem import PlacementProblem
 from megatron_libra.plan.tiles import causal_pairs
 
-__all__ = ["Shed", "main_fragments", "shed_tiles"]
+__all__ = ["Shed", "last_queries", "main_fragments", "shed_tiles"]
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -35,6 +36,10 @@ class Shed:
     """Tiles that leave their homes, by KV group and latest block first."""
 
     tile: Int64
+    start: Int64
+    """First query that leaves, of its block: 0 but for the last tile of a giver."""
+    pairs: Int64
+    """Of the queries that leave."""
     group_start: Int64
     """(G + 1,) tiles of group g are group_start[g] : group_start[g + 1]."""
 
@@ -48,7 +53,32 @@ def shed_tiles(problem: PlacementProblem, load: Int64) -> Shed:
     first = np.flatnonzero(np.diff(home, prepend=-1))
     total = np.cumsum(pairs) - pairs
     before = total - np.repeat(total[first], np.diff(first, append=len(home)))
-    return _by_group(problem, main, tile[before < load[home] - problem.load_target])
+    needed = load[home] - problem.load_target - before
+    leaves = needed > 0
+    tile, pairs, needed = tile[leaves], pairs[leaves], needed[leaves]
+    start = np.zeros(len(tile), np.int64)
+    for row in np.flatnonzero(pairs > needed).tolist():
+        block = int(tile[row]) // problem.heads.head_split
+        start[row], pairs[row] = last_queries(problem, block, at_least=float(needed[row]))
+    return _by_group(problem, main, tile, start, pairs)
+
+
+def last_queries(
+    problem: PlacementProblem,
+    block: int,
+    *,
+    stop: int | None = None,
+    at_least: float | None = None,
+    at_most: float = 0.0,
+) -> tuple[int, int]:
+    """(start, pairs) of queries [start, stop) of a block: the fewest with at_least so many pairs,
+    else the most with at_most so many, perhaps none. stop: by default the block's end."""
+    behind = np.cumsum(problem.query_pairs(block)[:stop][::-1])
+    if at_least is None:
+        count = int(np.searchsorted(behind, at_most, side="right"))
+    else:
+        count = min(int(np.searchsorted(behind, at_least)) + 1, len(behind))
+    return len(behind) - count, int(behind[count - 1]) if count else 0
 
 
 def main_fragments(problem: PlacementProblem) -> Int64:
@@ -90,11 +120,13 @@ def _prices(problem: PlacementProblem, main: Int64) -> tuple[Float64, Int64, Flo
     return price, run, tier
 
 
-def _by_group(problem: PlacementProblem, main: Int64, tile: Int64) -> Shed:
+def _by_group(
+    problem: PlacementProblem, main: Int64, tile: Int64, start: Int64, pairs: Int64
+) -> Shed:
     heads, blocks = problem.heads, problem.blocks
     block, shard = np.divmod(tile, heads.head_split)
     kv_shard = shard * heads.kv_shards // heads.head_split
     group = blocks.fragment_sample[main[block]] * heads.kv_shards + kv_shard
     order = np.lexsort((tile, -blocks.fragment_stop[main[block]], group))
-    start = np.flatnonzero(np.diff(group[order], prepend=-1))
-    return Shed(tile[order], np.append(start, len(tile)))
+    group_start = np.flatnonzero(np.diff(group[order], prepend=-1))
+    return Shed(tile[order], start[order], pairs[order], np.append(group_start, len(tile)))

@@ -9,15 +9,14 @@ sequence.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from megatron_libra.plan.placers.problem import PlacementProblem
+from megatron_libra.plan.placers.problem import Placement, PlacementProblem
 
 __all__ = ["place"]
 
 
-def place(problem: PlacementProblem) -> NDArray[np.int64]:
-    """(T,) the worker of each tile."""
+def place(problem: PlacementProblem) -> Placement:
+    """A worker for each tile."""
     size = problem.heads.head_split
     shard = np.tile(np.arange(size), problem.blocks.num_blocks)
-    return np.repeat(problem.blocks.slot, size) * size + shard
+    return Placement(np.repeat(problem.blocks.slot, size) * size + shard)
