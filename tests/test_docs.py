@@ -70,7 +70,7 @@ def test_paths_in_a_document_exist(document):
 def test_libra_flags_in_a_document_exist(document):
     text = (ROOT / document).read_text()
     known = {"--libra-" + field.name.replace("_", "-") for field in fields(LibraConfig)}
-    known |= {"--libra-cpu", "--libra-log-file"}
+    known |= {"--libra-cpu", "--libra-log-file", "--libra-keep-one-queue"}
     assert set(re.findall(r"--libra-[a-z-]*[a-z]", text)) <= known
 
 

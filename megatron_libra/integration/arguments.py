@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "straggler pairs, planning time (ms).",
     )
     group.add_argument(
+        "--libra-keep-one-queue",
+        action="store_true",
+        help="Leave CUDA_DEVICE_MAX_CONNECTIONS=1 as it is. Without tensor parallelism it is unset "
+        "after Megatron's check, because NCCL's transfers overlap nothing with it.",
+    )
+    group.add_argument(
         "--libra-cpu",
         action="store_true",
         help="Hide every GPU and train on CPU with gloo (tests and the quickstart; add "

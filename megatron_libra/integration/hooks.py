@@ -2,7 +2,8 @@
 
     hook             called in megatron.training              to
     add_arguments    arguments.parse_args                     add the flags
-    begin            training.pretrain, first                 refuse; set layer spec, forward step
+    begin            training.pretrain, first                 refuse; lift the one queue; set layer
+                                                              spec, forward step
     data_loader      training.build_pretraining_data_loader   order the samples of each step
     data_iterators   training.build_train_valid_test_data_    put a plan to each batch
                      iterators
@@ -22,9 +23,9 @@ import torch
 from megatron.core.rerun_state_machine import RerunDataIterator
 from megatron.training import get_args
 from megatron.training.global_vars import get_tensorboard_writer, get_wandb_writer
-from megatron.training.utils import print_rank_last
+from megatron.training.utils import print_rank_0, print_rank_last
 
-from megatron_libra.integration import refusals, state
+from megatron_libra.integration import connections, refusals, state
 from megatron_libra.integration.arguments import add_arguments
 from megatron_libra.integration.errors import RunError
 from megatron_libra.integration.forward_step import loss_function_of, make_forward_step
@@ -73,6 +74,9 @@ def begin(
     model = cfg_container.model
     refusals.check(args, model.transformer)
     session = Session(args)
+    lifted = connections.lift(args)
+    if lifted is not None:
+        print_rank_0(lifted, args.rank)
     model.transformer_layer_spec = wrap_spec(model.transformer_layer_spec)
     model.pre_wrap_hooks.append(session.connect)
     state.put(session)
