@@ -10,7 +10,14 @@ import torch
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.pool_plan import PoolPlan
 
-__all__ = ["INPUTS", "RESULTS", "gather_workers", "pool_tensors", "worker_tensors"]
+__all__ = [
+    "INPUTS",
+    "RESULTS",
+    "PoolInputs",
+    "gather_workers",
+    "pool_tensors",
+    "worker_tensors",
+]
 
 INPUTS = ("q", "k", "v", "dout")
 RESULTS = ("out", "dq", "dk", "dv")
@@ -25,6 +32,28 @@ def pool_tensors(plan: PoolPlan, seed: int, dtype: torch.dtype) -> dict[str, tor
         size = (len(plan.sequences), plan.seq_length, heads, plan.shape.head_dim)
         tensors[name] = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
     return tensors
+
+
+class PoolInputs:
+    """pool_tensors of one plan after the other, on a device; made again only where sizes change.
+
+    Drawing random numbers takes longer than the attention of a small pool on a GPU.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.seed, self.dtype, self.device = seed, dtype, device
+        self._sizes: object = None
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def of(self, plan: PoolPlan) -> dict[str, torch.Tensor]:
+        """The plan's tensors; not to be written to."""
+        sizes = (len(plan.sequences), plan.seq_length, plan.shape)
+        if sizes != self._sizes:
+            self._tensors = {}  # the former ones are given back before the next are made
+            made = pool_tensors(plan, self.seed, self.dtype)
+            self._sizes = sizes
+            self._tensors = {name: tensor.to(self.device) for name, tensor in made.items()}
+        return self._tensors
 
 
 def worker_tensors(

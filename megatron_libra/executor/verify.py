@@ -2,7 +2,8 @@
 
 In: PoolPlans. Out: a Verification for each, with the errors of out, dQ, dK, dV and the arrays. On
 the CPU all is float64 with the reference kernel; on CUDA bfloat16 with FlashAttention, against
-float64 attention of the same rounded inputs. Kernel and transport are those that the plans ask for.
+float64 attention of the same rounded inputs on the first GPU. Kernel and transport are those that
+the plans ask for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from megatron_libra.executor.attention import libra_attention
 from megatron_libra.executor.bind import bind
 from megatron_libra.executor.dense import dense_attention
 from megatron_libra.executor.groups import create_pool_groups
-from megatron_libra.executor.inputs import RESULTS, gather_workers, pool_tensors, worker_tensors
+from megatron_libra.executor.inputs import RESULTS, PoolInputs, gather_workers, worker_tensors
 from megatron_libra.executor.local import run_workers
 from megatron_libra.executor.runtime import pool_runtime
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
@@ -100,8 +101,10 @@ def verify_plans(
         backend=BACKENDS[device], timeout_s=timeout_s,
     )  # fmt: skip
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
+    settings = {"device": device, "dtype": dtype, "seed": seed, "tolerance": limit}
+    inputs = PoolInputs(seed, getattr(torch, dtype), torch.device(device))
     return [
-        _compare(plan, parts, {"device": device, "dtype": dtype, "seed": seed, "tolerance": limit})
+        _compare(plan, parts, inputs.of(plan), settings)
         for plan, *parts in zip(plans, *by_worker, strict=True)
     ]
 
@@ -149,18 +152,22 @@ def _run_plans(
         range(dist.get_world_size()), backend=BACKENDS[device], plan_ranks=[worker]
     )
     here = torch.device("cuda", worker) if device == "cuda" else torch.device("cpu")
-    return [_run_plan(PoolPlan.from_bytes(data), groups, here, dtype, seed) for data in work]
+    inputs = PoolInputs(seed, getattr(torch, dtype), here)
+    return [_run_plan(PoolPlan.from_bytes(data), groups, inputs) for data in work]
 
 
 def _run_plan(
-    plan: PoolPlan, groups: Any, device: torch.device, dtype: str, seed: int
+    plan: PoolPlan, groups: Any, inputs: PoolInputs
 ) -> tuple[str, str, dict[str, NDArray[Any]]]:
-    torch_dtype: torch.dtype = getattr(torch, dtype)
     runtime = pool_runtime(
-        groups, plan.config, device=device, dtype=torch_dtype, head_dim=plan.shape.head_dim
+        groups,
+        plan.config,
+        device=inputs.device,
+        dtype=inputs.dtype,
+        head_dim=plan.shape.head_dim,
     )
-    tensors = worker_tensors(plan, groups.worker, pool_tensors(plan, seed, torch_dtype))
-    q, k, v, dout = (tensors[name].to(device) for name in ("q", "k", "v", "dout"))
+    tensors = worker_tensors(plan, groups.worker, inputs.of(plan))
+    q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     out = libra_attention(*leaves, bind(plan.worker_plan(groups.worker), runtime))
     gradients = torch.autograd.grad(out, leaves, dout)
@@ -175,18 +182,20 @@ def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _compare(
-    plan: PoolPlan, parts: Sequence[tuple[str, dict[str, NDArray[Any]]]], settings: dict[str, Any]
+    plan: PoolPlan,
+    parts: Sequence[tuple[str, dict[str, NDArray[Any]]]],
+    inputs: dict[str, torch.Tensor],
+    settings: dict[str, Any],
 ) -> Verification:
-    inputs = pool_tensors(plan, settings["seed"], getattr(torch, settings["dtype"]))
-    on_device = {name: tensor.to(settings["device"]) for name, tensor in inputs.items()}
-    dense = dense_attention(on_device, plan.sequences)
+    dense = dense_attention(inputs, plan.sequences)
     results, errors, relative, max_abs = {}, {}, {}, {}
     for name in RESULTS:
-        actual = gather_workers(plan, [torch.from_numpy(arrays[name]) for *_, arrays in parts])
-        expected = dense[name].cpu()
-        results[name] = actual.numpy()
-        errors[name] = error_of(actual.double(), expected)
-        difference = actual.double() - expected
+        gathered = gather_workers(plan, [torch.from_numpy(arrays[name]) for *_, arrays in parts])
+        results[name] = gathered.numpy()
+        expected = dense[name]
+        actual = gathered.to(expected.device).double()
+        errors[name] = error_of(actual, expected)
+        difference = actual - expected
         relative[name] = _largest(difference.norm() / expected.norm().clamp_min(SMALL_NORM))
         max_abs[name] = _largest(difference.abs())
     worst, worst_whole = max(errors.values()), max(relative.values())

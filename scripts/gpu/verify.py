@@ -25,7 +25,7 @@ import torch
 
 from megatron_libra import AttentionShape, LibraConfig, PoolPlan, plan_pool
 from megatron_libra.executor.dense import dense_attention
-from megatron_libra.executor.inputs import pool_tensors
+from megatron_libra.executor.inputs import PoolInputs
 from megatron_libra.executor.kernels import BoundRound, pick_kernel
 from megatron_libra.executor.verify import Verification, error_of, verify_plans
 from megatron_libra.plan.worker_plan import Round
@@ -66,26 +66,26 @@ def plans(num_workers: int, num_tokens: int) -> Iterator[PoolPlan]:
         )
 
 
-def kernel_alone(plan: PoolPlan) -> dict[str, float]:
+def kernel_alone(plan: PoolPlan, inputs: PoolInputs) -> dict[str, float]:
     """Errors of the kernel on the whole pool in one call, measured as verify does."""
-    tensors = pool_tensors(plan, 0, torch.bfloat16)
+    tensors, device = inputs.of(plan), inputs.device
     inside = [slice(0, sum(lengths)) for lengths in plan.sequences]
     q, k, v, dout = (
-        torch.cat([tensors[name][slot, rows] for slot, rows in enumerate(inside)]).cuda()
+        torch.cat([tensors[name][slot, rows] for slot, rows in enumerate(inside)])
         for name in ("q", "k", "v", "dout")
     )
-    device, scale = torch.device("cuda"), plan.shape.head_dim**-0.5
+    scale = plan.shape.head_dim**-0.5
     kernel = pick_kernel(
         plan.config.kernel, device=device, dtype=torch.bfloat16, head_dim=plan.shape.head_dim
     )
     lengths = [length for row in plan.sequences for length in row]
     cu, longest, stop = np.cumsum([0, *lengths]).astype(np.int32), max(lengths), sum(lengths)
     prepared = kernel.prepare(Round(0, stop, 0, stop, cu, cu, longest, longest), device)
-    cu_t = torch.from_numpy(cu).cuda()
+    cu_t = torch.from_numpy(cu).to(device)
     whole = BoundRound(0, stop, 0, stop, cu_t, cu_t, longest, longest, prepared)
     out, lse = kernel.forward(q, k, v, whole, scale)
     results = (out, *kernel.backward(dout, q, k, v, out, lse, whole, scale))
-    dense = dense_attention({name: x.cuda() for name, x in tensors.items()}, plan.sequences)
+    dense = dense_attention(tensors, plan.sequences)
     return {
         name: error_of(
             actual.double(),
@@ -101,7 +101,9 @@ def with_transport(plan: PoolPlan, transport: str, kernel: str) -> PoolPlan:
     return dataclasses.replace(plan, config=config)
 
 
-def line_of(result: Verification, others: list[Verification]) -> dict[str, object]:
+def line_of(
+    result: Verification, others: list[Verification], inputs: PoolInputs
+) -> dict[str, object]:
     """One pool's JSON line; others are the same plan over other transports."""
     choices = dataclasses.asdict(result.plan.config)
     names = ("pool_size", "head_split", "chunks", "placer", "layout", "backward_kv")
@@ -109,7 +111,7 @@ def line_of(result: Verification, others: list[Verification]) -> dict[str, objec
     line = {name: choices[name] for name in names} | {k: result.report[k] for k in report}
     line["context_parallel_size"] = result.plan.context_parallel_size
     line["heads"] = dataclasses.astuple(result.plan.shape)[:3]
-    line["kernel_alone"] = kernel_alone(result.plan)
+    line["kernel_alone"] = kernel_alone(result.plan, inputs)
     if others:
         line["same_output_bits"] = all(
             np.array_equal(result.arrays["out"], other.arrays["out"]) for other in others
@@ -135,12 +137,13 @@ def main() -> int:
     ]
     chosen = [with_transport(plan, transport, args.kernel) for _, transport, plan in wanted]
     results = verify_plans(chosen, device="cuda")
+    inputs = PoolInputs(0, torch.bfloat16, torch.device("cuda"))
     for _, group in itertools.groupby(
         zip(wanted, results, strict=True), key=lambda pair: pair[0][0]
     ):
         first, *others = (result for _, result in group)
-        line = line_of(first, others)
-        print(json.dumps(line))
+        line = line_of(first, others, inputs)
+        print(json.dumps(line), flush=True)
         passed = all(result.passed for result in (first, *others))
         failed += not (passed and line.get("same_output_bits", True))
     seconds = round(time.monotonic() - start)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_libra.executor import inputs as pool_inputs
 from megatron_libra.executor import verify
 from megatron_libra.executor.dense import dense_attention
-from megatron_libra.executor.inputs import gather_workers, pool_tensors, worker_tensors
+from megatron_libra.executor.inputs import PoolInputs, gather_workers, pool_tensors, worker_tensors
 from megatron_libra.executor.verify import error_of, verify_plans, verify_pool
 from tests.helpers.cases import CASES, plan_of
 
@@ -97,6 +98,56 @@ def test_dense_reference_is_causal_and_apart() -> None:
     same = (base["out"] == changed["out"]).all(dim=-1).all(dim=-1)[0]
     assert same.tolist() == [True] * 7 + [False] * 4 + [True]
     assert not base["out"][0, 11].any() and torch.equal(base["out"][0, 0], v[0, 0].double())
+
+
+@pytest.mark.parametrize("heads", [(8, 8, 16), (8, 2, 16), (6, 3, 8), (4, 1, 32)])
+@pytest.mark.parametrize("most_scores", [1, 5_000, 100_000, 2**26])
+def test_pieces_equal_autograd(heads: tuple[int, int, int], most_scores: int) -> None:
+    """What runs on a GPU, here on the CPU: pieces of one row, of some rows, of whole samples."""
+    num_tokens = 60 if most_scores == 1 else 620
+    generator = torch.Generator().manual_seed(2)
+    tensors = {
+        name: torch.randn(2, num_tokens, count, heads[2], generator=generator).bfloat16()
+        for name, count in zip(
+            ("q", "k", "v", "dout"), (heads[0], *[heads[1]] * 2, heads[0]), strict=True
+        )
+    }
+    sequences = [[num_tokens - 20, 1, 17], [7, num_tokens // 2, 1]]
+    whole = dense_attention(tensors, sequences)
+    pieces = dense_attention(tensors, sequences, most_scores=most_scores)
+    for name, expected in whole.items():
+        torch.testing.assert_close(pieces[name], expected, rtol=0, atol=1e-12)
+        assert expected.any() and pieces[name].dtype == torch.float64
+
+
+def test_no_piece_has_more_scores_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(
+        torch.Tensor, "softmax", lambda x, dim: sizes.append(x.numel()) or softmax(x, dim)
+    )
+    q, kv = torch.ones(1, 900, 8, 4), torch.ones(1, 900, 2, 4)
+    tensors = {"q": q, "k": kv, "v": kv, "dout": q}
+    for most_scores in (4 * 900, 100_000, 2_000_000):
+        sizes.clear()
+        dense_attention(tensors, [[900]], most_scores=most_scores)
+        assert most_scores / 4 < max(sizes) <= most_scores
+    assert sum(sizes) < 8 * 900 * 900
+
+
+def test_inputs_are_made_again_only_for_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        pool_inputs, "pool_tensors", lambda *args: made.append(args) or pool_tensors(*args)
+    )
+    inputs = PoolInputs(3, torch.float64, torch.device("cpu"))
+    plan, other = plan_of(CASES["odd_documents"]), plan_of(CASES["one_worker"])
+    first = inputs.of(plan)
+    assert inputs.of(plan_of(CASES["odd_documents"], layout="contiguous")) is first
+    for each in (other, plan):
+        expected = pool_tensors(each, 3, torch.float64)
+        assert all(torch.equal(x, expected[name]) for name, x in inputs.of(each).items())
+    assert len(made) == 3
 
 
 def test_what_is_refused() -> None:
