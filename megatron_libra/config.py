@@ -115,7 +115,7 @@ class LibraConfig:
     head_split: int = 1
     """H, head shards; divides the query heads, and divides or is divided by the kv heads."""
     chunks: int | None = None
-    """M, overlapped head chunks; divides query heads / H. None: by layer size, at most 4."""
+    """M, overlapped head chunks; divides query heads / H. None: by what is exchanged, at most 4."""
     load_slack: float = 0.03
     """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
     token_pairs: int = 0
@@ -164,7 +164,7 @@ class LibraConfig:
 
     @property
     def most_chunks(self) -> int:
-        """The most chunks that a plan may have: M, or 4 where the size of the layer decides."""
+        """The most chunks that a plan may have: M, or 4 where the exchange decides."""
         return DEFAULT_CHUNKS if self.chunks is None else self.chunks
 
     def check_shape(self, shape: AttentionShape) -> None:

@@ -19,21 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.config import AttentionShape, LibraConfig, positive_integer
+from megatron_libra.plan.chunks import best_chunks
 from megatron_libra.plan.heads import HeadPartition, fit_chunks
 from megatron_libra.plan.layout import TokenLayout, round_up
 from megatron_libra.plan.part_tables import ExchangeTables, LocalTables
 from megatron_libra.plan.placers import PLACERS, PlacementProblem
 from megatron_libra.plan.rounds import order_rows
-from megatron_libra.plan.sequences import SamplePool, check_lengths, read_rows, read_samples
-from megatron_libra.plan.tiles import TileTable, causal_pairs, cut_blocks
+from megatron_libra.plan.sequences import check_lengths, read_rows, read_samples
+from megatron_libra.plan.tiles import TileTable, cut_blocks
 from megatron_libra.plan.worker_plan import WorkerPlan
 
 __all__ = ["PoolPlan", "plan_pool"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-CHUNK_FLOPS = 200_000_000_000
-"""Fewest FLOPs of a worker's chunk in forward: about 0.3 ms of FlashAttention on a Hopper GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +230,6 @@ def plan_pool(
     config = _effective(config, context_parallel_size, shape)
     layout = _layout(sequences, config, context_parallel_size, seq_length)
     samples = read_samples(sequences, layout.seq_length)
-    config = _with_chunks(config, samples, layout, shape)
     # Algorithm 2 shall see the paper's blocks
     around = config.placer == "home_first"
     blocks = cut_blocks(samples, layout, config.block_size, around_long_samples=around)
@@ -239,6 +237,11 @@ def plan_pool(
     placement = PLACERS[config.placer](problem)
     blocks, worker = blocks.cut(placement.cuts), placement.worker
     compute = order_rows(samples, blocks, layout, problem.heads, worker, config.kv_fetch)
+    near = ExchangeTables.of(samples, layout, compute.near)
+    far = ExchangeTables.of(samples, layout, compute.far)
+    local = LocalTables.of(samples, layout, compute)
+    if config.chunks is None:
+        config = replace(config, chunks=best_chunks(config, shape, near, far, local))
     return PoolPlan(
         sequences=samples.lengths,
         seq_length=layout.seq_length,
@@ -246,9 +249,9 @@ def plan_pool(
         shape=shape,
         config=config,
         tiles=TileTable.of(blocks, config.head_split, worker),
-        near=ExchangeTables.of(samples, layout, compute.near),
-        far=ExchangeTables.of(samples, layout, compute.far),
-        local=LocalTables.of(samples, layout, compute),
+        near=near,
+        far=far,
+        local=local,
     )
 
 
@@ -268,20 +271,6 @@ def _effective(
     config = replace(config, head_split=context_parallel_size, chunks=chunks)
     config.check_shape(shape)
     return config
-
-
-def _with_chunks(
-    config: LibraConfig, samples: SamplePool, layout: TokenLayout, shape: AttentionShape
-) -> LibraConfig:
-    """M by the size of the layer where none is given: chunks too short to hide a transfer cost
-    more launches than they gain."""
-    if config.chunks is not None:
-        return config
-    pairs = int(causal_pairs(np.zeros_like(samples.length), samples.length).sum())
-    workers = samples.num_slots * layout.context_parallel_size
-    flops = 4 * shape.head_dim * shape.query_heads * pairs // workers
-    most = max(1, min(config.most_chunks, flops // CHUNK_FLOPS))
-    return replace(config, chunks=fit_chunks(shape, config.head_split, most))
 
 
 def _layout(

@@ -124,16 +124,6 @@ def test_work_with_remote_keys_is_exchanged_and_the_rest_local():
     assert [r.cu_queries.tolist() for r in second.local.rounds] == [[0, 4]]
 
 
-def test_chunks_by_the_size_of_the_layer():
-    shape = AttentionShape(query_heads=32, kv_heads=4, head_dim=128)
-    found = [
-        plan([[length]], 1, length, shape=shape, chunks=None, placer="home").config.chunks
-        for length in (1024, 8192, 32_768)
-    ]
-    assert found == [1, 2, 4]
-    assert plan([[1024]], 1, 1024, shape=shape, chunks=8, placer="home").config.chunks == 8
-
-
 def test_distant_blocks_of_one_sample_need_two_rounds_and_a_filler():
     result = plan(
         [[8]],

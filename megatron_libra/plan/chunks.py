@@ -1,0 +1,86 @@
+"""How many chunks a layer is exchanged in, if the user does not say (section 4.4).
+
+In: the parts of all workers. Out: M.
+
+With more chunks less stands at the ends of the pipeline that nothing hides: of the first dispatch
+what outlasts the early half of the local part, of the last return what outlasts the late half. Each
+chunk also costs kernel launches and waves that do not fill the GPU. M is where the sum of both is
+smallest on the worst worker. Example: a worker receives for 6 units of time and returns for 4, its
+local halves take 2 each, a chunk costs 1: M = 1 costs 4 + 2 + 1, M = 2 costs 1 + 2, M = 4 costs 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.plan.heads import HeadPartition, fits
+from megatron_libra.plan.part_tables import ExchangeTables, LocalTables
+from megatron_libra.plan.tiles import causal_pairs
+
+__all__ = ["best_chunks"]
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+NODE_WORKERS = 8
+"""GPUs of a node: larger pools send far rows between nodes."""
+FLOPS_PER_BYTE = {"near": 1_700, "far": 13_000}
+"""FLOPs of forward while a byte travels: 650 TFLOP/s against 390 GB/s inside a node, 50 between."""
+CHUNK_FLOPS = 50_000_000_000
+"""What a chunk costs, as FLOPs: about 80 us on a Hopper GPU."""
+
+
+def best_chunks(
+    config: LibraConfig,
+    shape: AttentionShape,
+    near: ExchangeTables,
+    far: ExchangeTables,
+    local: LocalTables,
+) -> int:
+    """M for a pool: at most config.most_chunks, and such that it cuts a shard's heads evenly."""
+    heads = HeadPartition.of(shape, config.head_split, 1)
+    arrive, leave = _exchange_flops(heads, shape, near, far)
+    early, late = _local_flops(shape, config.token_pairs, local, len(arrive))
+    steps = int(near.query_rows.any()) + int(far.query_rows.any())
+
+    def cost(chunks: int) -> float:
+        first = np.maximum(0, arrive / chunks - early)
+        last = np.maximum(0, leave / chunks - late)
+        return float((first + last).max()) + chunks * steps * CHUNK_FLOPS
+
+    most = range(1, config.most_chunks + 1)
+    return min((m for m in most if m == 1 or fits(shape, config.head_split, m)), key=cost)
+
+
+def _exchange_flops(
+    heads: HeadPartition, shape: AttentionShape, near: ExchangeTables, far: ExchangeTables
+) -> tuple[Float64, Float64]:
+    """(W,) what could be computed while a worker's rows arrive, and while its results leave."""
+    element = shape.head_dim * shape.bytes_per_element
+    arrive, leave = np.zeros((2, near.num_workers))
+    for name, part in (("near", near), ("far", far)):
+        slow = name == "far" and near.num_workers > NODE_WORKERS
+        flops = FLOPS_PER_BYTE["far" if slow else "near"]
+        moved = part.query_rows * (heads.query_heads_per_shard * element * flops)
+        keys = part.kv_rows * (2 * heads.kv_heads_per_shard * element * flops)
+        for matrix in (moved, keys):
+            np.fill_diagonal(matrix, 0)
+        arrive += (moved + keys).sum(axis=0)
+        leave += moved.sum(axis=0)
+    return arrive, leave
+
+
+def _local_flops(
+    shape: AttentionShape, token_pairs: int, local: LocalTables, num_workers: int
+) -> tuple[Float64, Float64]:
+    """(W,) FLOPs of forward of the early and the late half of the local part."""
+    entries = local.entries
+    queries, keys = entries.num_queries.astype(np.int64), entries.num_keys.astype(np.int64)
+    pairs = causal_pairs(keys - queries, keys) + token_pairs * queries
+    is_early = entries.round < local.early_rounds[entries.worker]
+    flops = pairs * (4.0 * shape.head_dim * shape.query_heads)
+    early, late = (
+        np.bincount(entries.worker, flops * half, num_workers) for half in (is_early, ~is_early)
+    )
+    return early, late
