@@ -1,6 +1,6 @@
 """Several GPUs: the slowest worker of Libra against that of Ulysses on the same packed sequences.
 
-    python scripts/gpu/bench_straggler.py [--workers N] [--layouts 2x1 1x2] [--seq-length 65536]
+    python scripts/gpu/bench_straggler.py [--workers N] [--layouts 2x1 1x2] [--seq-length 65536 ...]
 
 Windows of the long-tailed presets, every length scaled so that a pack has --seq-length tokens. A
 layout PxCP has N / (P CP) pools. Ulysses computes a window in sampler order, Libra in VRSP order
@@ -15,7 +15,16 @@ bound, time   the same with each worker's measured bare kernel calls instead of 
 share         speedup over bound. Accepted: 0.95 of both bounds.
 step ...      the same if workers only meet after the window: the largest of the sums
 
-Ends by its budget on two H200s, 235 s.
+Where Libra's time goes, as ratios over the ideal: the mean over workers of Ulysses' bare kernel
+calls, which perfect balance at no cost would take; each the slowest worker's, as above.
+
+kernels       bare kernel calls of Libra's plan: above 1 by imbalance and by how tiles cut samples
+compute       its layer with a transport that moves nothing: the kernels, and rows packed, arranged
+              and summed on the device
+layer         the layer: what transfers add
+
+Ends by its budget on two H200s, 235 s. Longer packs take turns less often, at least twice: a window
+of 262,144 tokens and 32q4kv128 takes about 40 to 65 s.
 """
 
 from __future__ import annotations
@@ -42,19 +51,33 @@ from bench_common import (
     verdict,
 )
 from bench_timing import alternate, medians
-from bench_work import HEADS, KernelCalls, Layer, runtime_of, scaled_rows, shape_of
+from bench_work import (
+    HEADS,
+    KernelCalls,
+    Layer,
+    StillTransport,
+    runtime_of,
+    scaled_rows,
+    shape_of,
+)
 
 from megatron_libra import LibraConfig, PoolPlan, order_window, plan_pool
 from megatron_libra.data.corpora import CORPORA
+from megatron_libra.executor.runtime import PoolRuntime
 
 LIMIT = 0.95
 MOST_S = 3.0
 """Of a microbatch's turns."""
+LEAST = 2
+"""Turns, however long they take."""
 IMPLEMENTATIONS = ("ulysses", "libra")
+PARTS = {"kernels": "kernels", "compute": "compute", "layer": "libra"}
+"""Columns that are ratios over the ideal, and what was measured for them."""
 COLUMNS = (
-    *("preset", "layout", "heads", "kernel", "transport", "window", "ulysses_ms", "libra_ms"),
-    *("speedup", "bound_pairs", "share_pairs", "bound_time", "share_time", "ok"),
-    *("step_speedup", "step_bound_time", "libra_imbalance"),
+    *("preset", "seq_length", "layout", "heads", "kernel", "transport", "window"),
+    *("ulysses_ms", "libra_ms", "speedup", "bound_pairs", "share_pairs", "bound_time"),
+    *("share_time", "ok", "ideal_ms", *PARTS, "chunks", "step_speedup", "step_bound_time"),
+    "libra_imbalance",
 )
 
 
@@ -67,22 +90,24 @@ def layouts_of(num_workers: int) -> list[str]:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Windows outside presets and layouts, so that all have one when the time is over."""
-    for heads, window, preset, layout in itertools.product(
-        args.heads, range(args.windows), args.presets, args.layouts
+    """Windows outside presets and layouts, so that all have one when the time is over; the lengths
+    of packs outside all."""
+    for seq_length, heads, window, preset, layout in itertools.product(
+        args.seq_length, args.heads, range(args.windows), args.presets, args.layouts
     ):
         yield {
             "preset": preset,
             "layout": layout,
             "heads": heads,
             "window": window,
-            "seq_length": args.seq_length,
+            "seq_length": seq_length,
             "microbatches": args.microbatches,
             "repeats": args.repeats,
             "kernel": args.kernel,
             "transport": args.transport,
             "block_size": args.block_size,
             "head_split": args.head_split,
+            "asked_chunks": args.chunks,
             "load_slack": args.load_slack,
             "token_pairs": args.token_pairs,
         }
@@ -96,23 +121,48 @@ def measure(world: World, case: Case, seed: int) -> Case:
     shape = shape_of(case["heads"])
     names = ("block_size", "head_split", "load_slack", "token_pairs", "kernel", "transport")
     chosen = {name: case[name] for name in names}
-    config = LibraConfig(pool_size=pool_size, **chosen)
+    config = LibraConfig(pool_size=pool_size, chunks=case["asked_chunks"], **chosen)
     runtime = runtime_of(world, config, shape, range(first, first + width))
-    times, pairs, imbalance = [], [], []
+    times, pairs, imbalance, chunks = [], [], [], set()
     for plans in microbatches(case, config, world.num_workers // cp, seed + case["window"]):
         mine = {name: pools[first // width] for name, pools in plans.items()}
-        layers = {
-            name: Layer(plan, world.worker - first, replace(runtime, config=plan.config), world)
-            for name, plan in mine.items()
-        }
-        bare = KernelCalls(mine["ulysses"].worker_plan(world.worker - first), runtime.kernel, world)
-        variants = {name: layer.both for name, layer in layers.items()} | {"bare": bare.both}
-        measured = alternate(variants, world, repeats=case["repeats"], warmup=1, most_s=MOST_S)
-        times.append(medians(measured))
+        times.append(time_of(mine, runtime, world.worker - first, world, case["repeats"]))
         pairs.append(np.concatenate([pool.loads for pool in plans["ulysses"]]).tolist())
         imbalance.append(max(pool.imbalance for pool in plans["libra"]))
+        chunks |= {pool.heads.chunks for pool in plans["libra"]}
     base = {"kernel": runtime.kernel.name, "transport": runtime.dispatch.name}
+    base["chunks"] = sorted(chunks)
     return base | summary(world.gather(times), np.array(pairs), max(imbalance))
+
+
+def time_of(
+    plans: dict[str, PoolPlan], runtime: PoolRuntime, worker: int, world: World, repeats: int
+) -> dict[str, float]:
+    """Median times of one microbatch on this worker: layers and bare calls, on the same q, k, v and
+    dout. What they need on the device is given back.
+
+    Args:
+        plans: of this worker's pool, by implementation.
+        worker: among the workers of its pool.
+    """
+    ulysses, libra = (plans[name] for name in IMPLEMENTATIONS)
+    base = Layer(ulysses, worker, replace(runtime, config=ulysses.config), world)
+    still = StillTransport(worker, libra.num_workers)
+    ours = replace(runtime, config=libra.config)
+    alone = replace(ours, dispatch=still, return_=still)
+    calls = {
+        "ulysses": base,
+        "libra": Layer(libra, worker, ours, world, inputs_of=base),
+        "compute": Layer(libra, worker, alone, world, inputs_of=base),
+        "bare": KernelCalls(ulysses.worker_plan(worker), runtime.kernel, world),
+        "kernels": KernelCalls(libra.worker_plan(worker), runtime.kernel, world),
+    }
+    both = {name: call.both for name, call in calls.items()}
+    measured = alternate(both, world, repeats=repeats, warmup=1, most_s=MOST_S, least=LEAST)
+    del both, calls, base
+    if world.on_gpu:
+        torch.cuda.empty_cache()
+    return medians(measured)
 
 
 def microbatches(
@@ -145,7 +195,7 @@ def microbatches(
 def summary(
     by_worker: Sequence[Sequence[dict[str, float]]], pairs: np.ndarray, imbalance: float
 ) -> Case:
-    """Speedups and bounds of a window.
+    """Speedups, bounds and breakdown of a window.
 
     Args:
         by_worker: for each worker and microbatch the median times.
@@ -153,21 +203,24 @@ def summary(
     """
     times = {
         name: np.array([[one[name] for one in worker] for worker in by_worker]).T
-        for name in (*IMPLEMENTATIONS, "bare")
+        for name in (*IMPLEMENTATIONS, "compute", "bare", "kernels")
     }
-    straggler = {name: float(times[name].max(axis=1).sum()) for name in IMPLEMENTATIONS}
+    straggler = {name: float(array.max(axis=1).sum()) for name, array in times.items()}
+    ideal = float(times["bare"].mean(axis=1).sum())
     step = {name: float(times[name].sum(axis=0).max()) for name in IMPLEMENTATIONS}
     speedup = straggler["ulysses"] / straggler["libra"]
     bound_pairs, bound_time = bound_of(pairs), bound_of(times["bare"])
     shares = speedup / bound_pairs, speedup / bound_time
     return {
-        **{f"{name}_ms": value for name, value in straggler.items()},
+        **{f"{name}_ms": straggler[name] for name in IMPLEMENTATIONS},
         "speedup": speedup,
         "bound_pairs": bound_pairs,
         "share_pairs": shares[0],
         "bound_time": bound_time,
         "share_time": shares[1],
         "ok": verdict(min(shares), at_least=LIMIT),
+        "ideal_ms": ideal,
+        **{column: straggler[name] / ideal for column, name in PARTS.items()},
         "step_speedup": step["ulysses"] / step["libra"],
         "step_bound_pairs": float(pairs.sum(axis=0).max() / pairs.sum(axis=0).mean()),
         "step_bound_time": float(
@@ -189,7 +242,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", default=None, help="P x CP; by default all")
     parser.add_argument("--presets", nargs="+", choices=CORPORA, default=list(CORPORA))
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS)[:2])
-    parser.add_argument("--seq-length", type=int, default=65536)
+    parser.add_argument("--seq-length", type=int, nargs="+", default=[65536])
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--microbatches", type=int, default=4, help="of a window")
     parser.add_argument("--repeats", type=int, default=5)
@@ -197,11 +250,14 @@ def main() -> int:
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--head-split", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=None, help="by default the plan's choice")
     parser.add_argument("--load-slack", type=float, default=0.01)
     parser.add_argument("--token-pairs", type=int, default=TOKEN_PAIRS)
+    parser.set_defaults(case_seconds=180)
     args = parser.parse_args()
     if args.device == "cpu":
-        args.heads, args.seq_length, args.block_size = ["8q2kv16"], 512, 64
+        args.heads, args.block_size = ["8q2kv16"], 64
+        args.seq_length = [min(512 * 2**i, n) for i, n in enumerate(args.seq_length)]
         args.windows, args.microbatches, args.repeats = 1, 2, 2
     workers = args.workers or (torch.cuda.device_count() if args.device == "cuda" else 2)
     args.layouts = args.layouts or layouts_of(workers)

@@ -55,22 +55,28 @@ def alternate(
     repeats: int,
     warmup: int = 2,
     most_s: float = math.inf,
+    least: int = 3,
 ) -> dict[str, list[float]]:
     """Milliseconds of every call, `repeats` times in turn. Collective.
 
     Every other turn goes backwards, so that no call always follows the same one. Calls too long
-    for most_s seconds are repeated less often, at least three times.
+    for most_s seconds are repeated less often, at least `least` times; where even those take twice
+    as long, the call behind the warm-up, timed to size the others, is the first of them.
     """
+    sizing: dict[str, float] = {}
     counts, turn_ms = {}, 0.0
     for name, call in calls.items():
         for _ in range(warmup):
             call()
-        slowest = max(world.gather(timed(call, world, 1)))
+        sizing[name] = timed(call, world, 1)
+        slowest = max(world.gather(sizing[name]))
         counts[name] = min(MOST_CALLS, max(1, math.ceil(LAST_MS / max(slowest, 1e-3))))
         counts[name] = counts[name] if world.on_gpu else 1
         turn_ms += slowest * counts[name]
-    repeats = min(repeats, math.ceil(max(3, min(repeats, most_s * 1e3 / turn_ms))))
+    repeats = min(repeats, math.ceil(max(least, min(repeats, most_s * 1e3 / turn_ms))))
     times: dict[str, list[float]] = {name: [] for name in calls}
+    if repeats * turn_ms > 2 * most_s * 1e3:
+        repeats, times = repeats - 1, {name: [value] for name, value in sizing.items()}
     gc.collect()
     gc.disable()
     try:

@@ -118,8 +118,21 @@ def dtype_of(world: World) -> torch.dtype:
 class Layer:
     """One attention layer of one worker through the executor. Collective, as libra_attention is."""
 
-    def __init__(self, plan: PoolPlan, worker: int, runtime: PoolRuntime, world: World) -> None:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        worker: int,
+        runtime: PoolRuntime,
+        world: World,
+        *,
+        inputs_of: Layer | None = None,
+    ) -> None:
+        """inputs_of: a layer of the same sizes, whose q, k, v and dout are taken."""
         self.bound: BoundPlan = bind(plan.worker_plan(worker), runtime)
+        self._out: torch.Tensor | None = None
+        if inputs_of is not None:
+            self.leaves, self.dout = inputs_of.leaves, inputs_of.dout
+            return
         tokens, shape = plan.seq_length // plan.context_parallel_size, plan.shape
         generator = torch.Generator(world.device).manual_seed(worker)
         q, dout, k, v = (
@@ -130,7 +143,6 @@ class Layer:
             for heads in (*[shape.query_heads] * 2, *[shape.kv_heads] * 2)
         )  # fmt: skip
         self.leaves, self.dout = [x.requires_grad_() for x in (q, k, v)], dout
-        self._out: torch.Tensor | None = None
 
     def forward(self) -> torch.Tensor:
         """Output with its graph; dropped, it frees what it kept."""

@@ -67,16 +67,66 @@ def test_an_exchange_is_measured_with_both_settings_of_connections(tmp_path):
 
 @pytest.mark.slow
 def test_a_straggler_has_bounds_of_pairs_and_of_time(tmp_path):
-    _, rows = dry_run("bench_straggler.py", tmp_path, "--presets", "longtail-256k")
-    assert [row["layout"] for row in rows] == ["2x1", "1x2"]
+    flags = ("--presets", "longtail-256k", "--chunks", "2", "--seq-length", "4096", "2048")
+    _, rows = dry_run("bench_straggler.py", tmp_path, *flags)
+    assert [(row["seq_length"], row["layout"]) for row in rows] == [
+        (size, layout) for size in (512, 1024) for layout in ("2x1", "1x2")
+    ]
     assert rows[0]["bound_pairs"] > 1.2 and rows[1]["bound_pairs"] == 1
     for row in rows:
         times = {name: np.array(values) for name, values in row["times"].items()}
         assert {array.shape for array in times.values()} == {(2, 2)}
         straggler = {name: array.max(axis=1).sum() for name, array in times.items()}
         assert row["speedup"] == pytest.approx(straggler["ulysses"] / straggler["libra"])
-        bound = straggler["bare"] / times["bare"].mean(axis=1).sum()
-        assert row["share_time"] == pytest.approx(row["speedup"] / bound)
+        ideal = times["bare"].mean(axis=1).sum()
+        assert row["share_time"] == pytest.approx(row["speedup"] * ideal / straggler["bare"])
+        parts = {"kernels": "kernels", "compute": "compute", "layer": "libra"}
+        for column, name in parts.items():
+            assert row[column] == pytest.approx(straggler[name] / ideal)
+        assert row["chunks"] == [2] and row["ideal_ms"] == pytest.approx(ideal)
+
+
+class Alone:
+    """A world of one worker that says how long calls take."""
+
+    on_gpu = False
+
+    def gather(self, value):
+        return [value]
+
+
+@pytest.mark.parametrize(
+    ("ms", "most_s", "least", "turns", "calls"),
+    [(10, 9.0, 3, 6, 8), (1000, 4.0, 3, 4, 6), (1000, 2.0, 2, 2, 4), (5000, 3.0, 2, 2, 3)],
+)
+def test_long_calls_take_fewer_turns(monkeypatch, ms, most_s, least, turns, calls):
+    """One warm-up and one call to size the others, which counts only where time is short."""
+    import bench_timing
+
+    made = []
+    monkeypatch.setattr(bench_timing, "timed", lambda call, world, count: call() or float(ms))
+    times = bench_timing.alternate(
+        {"one": lambda: made.append(1)}, Alone(),
+        repeats=6, warmup=1, most_s=most_s, least=least,
+    )  # fmt: skip
+    assert times == {"one": [ms] * turns} and len(made) == calls
+
+
+def layers_on_shared_inputs(world, case):
+    """Body of a case: a layer that takes another's inputs returns what that layer returns."""
+    from bench_work import Layer, runtime_of
+
+    plan = pool_plan()
+    runtime = runtime_of(world, plan.config, plan.shape)
+    base = Layer(plan, world.worker, runtime, world)
+    other = Layer(plan, world.worker, runtime, world, inputs_of=base)
+    same = all((a == b).all().item() for a, b in zip(base.both(), other.both(), strict=True))
+    return {"same": world.gather(same), "shared": other.dout is base.dout}
+
+
+def test_layers_share_their_inputs(tmp_path):
+    (row,) = run(layers_on_shared_inputs, [{}], tmp_path)
+    assert row["same"] == [True, True] and row["shared"]
 
 
 def test_hidden_is_what_the_layer_does_not_wait_for():
