@@ -3,10 +3,11 @@
 In: the parts of all workers. Out: M.
 
 With more chunks less stands at the ends of the pipeline that nothing hides: of the first dispatch
-what outlasts the early half of the local part, of the last return what outlasts the late half. Each
-chunk also costs kernel launches and waves that do not fill the GPU. M is where the sum of both is
-smallest on the worst worker. Example: a worker receives for 6 units of time and returns for 4, its
-local halves take 2 each, a chunk costs 1: M = 1 costs 4 + 2 + 1, M = 2 costs 1 + 2, M = 4 costs 4.
+what outlasts the early half of the local part, of the last return what outlasts the late half. But
+each chunk costs launches, and its last wave leaves half of the GPU idle for as long as a tile of
+queries takes with the longest keys. M is where the sum of both is smallest on the worst worker.
+Example: a worker receives for 6 units of time and returns for 4, its local halves take 2 each, a
+chunk costs 1: M = 1 costs 4 + 2 + 1, M = 2 costs 1 + 2, M = 4 costs 4.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ NODE_WORKERS = 8
 """GPUs of a node: larger pools send far rows between nodes."""
 FLOPS_PER_BYTE = {"near": 1_700, "far": 13_000}
 """FLOPs of forward while a byte travels: 650 TFLOP/s against 390 GB/s inside a node, 50 between."""
-CHUNK_FLOPS = 50_000_000_000
-"""What a chunk costs, as FLOPs: about 80 us on a Hopper GPU."""
+LAUNCH_FLOPS = 20_000_000_000
+"""What a GPU computes while a chunk is launched, arranged and packed: about 30 us of a Hopper."""
+WAVE_QUERIES = 132 * 128
+"""Queries of one head in a wave of a Hopper GPU: a tile of 128 on each SM."""
 
 
 def best_chunks(
@@ -42,12 +45,12 @@ def best_chunks(
     heads = HeadPartition.of(shape, config.head_split, 1)
     arrive, leave = _exchange_flops(heads, shape, near, far)
     early, late = _local_flops(shape, config.token_pairs, local, len(arrive))
-    steps = int(near.query_rows.any()) + int(far.query_rows.any())
+    each = sum(_chunk_flops(shape, part) for part in (near, far))
 
     def cost(chunks: int) -> float:
         first = np.maximum(0, arrive / chunks - early)
         last = np.maximum(0, leave / chunks - late)
-        return float((first + last).max()) + chunks * steps * CHUNK_FLOPS
+        return float((first + last).max()) + chunks * each
 
     most = range(1, config.most_chunks + 1)
     return min((m for m in most if m == 1 or fits(shape, config.head_split, m)), key=cost)
@@ -69,6 +72,12 @@ def _exchange_flops(
         arrive += (moved + keys).sum(axis=0)
         leave += moved.sum(axis=0)
     return arrive, leave
+
+
+def _chunk_flops(shape: AttentionShape, part: ExchangeTables) -> float:
+    """What a chunk of a part costs: launches, and half a wave with the longest keys."""
+    keys = int(part.entries.num_keys.max(initial=0))
+    return keys and LAUNCH_FLOPS + WAVE_QUERIES / 2 * keys * 4 * shape.head_dim
 
 
 def _local_flops(

@@ -21,15 +21,20 @@ def test_nothing_exchanged_needs_one_chunk():
 
 
 def test_long_layers_have_more_chunks_unless_local_work_hides_the_exchange():
-    """One sample against many short ones: the receiver has next to no local work. Against two of
-    half its length it has enough."""
-    assert chunks_of([[1024], [16] * 64]) == 1
-    assert chunks_of([[65_536], [16] * 4096]) == 4
-    assert chunks_of([[65_536], [32_768] * 2]) == 1
+    """Samples of 8K tokens against many short ones: the receiver has next to no local work. Against
+    samples of 4K it has enough."""
+    assert chunks_of([[512] * 2, [16] * 64]) == 1
+    assert chunks_of([[8192] * 8, [16] * 4096]) == 4
+    assert chunks_of([[8192] * 8, [4096] * 16]) == 1
+
+
+def test_long_keys_have_fewer_chunks():
+    """A chunk's last wave takes as long as its longest keys."""
+    assert chunks_of([[65_536], [16] * 4096]) < chunks_of([[8192] * 8, [16] * 4096])
 
 
 def test_ulysses_exchanges_everything():
-    assert [chunks_of([[n]], cp=2, placer="ulysses") for n in (512, 131_072)] == [1, 4]
+    assert [chunks_of([[256] * n], cp=2, placer="ulysses") for n in (2, 512)] == [1, 4]
 
 
 def test_slow_links_between_nodes_ask_for_more_chunks():
@@ -39,7 +44,7 @@ def test_slow_links_between_nodes_ask_for_more_chunks():
 
 
 def test_the_user_decides_and_heads_are_cut_evenly():
-    pool = [[65_536], [16] * 4096]
+    pool = [[8192] * 8, [16] * 4096]
     assert chunks_of(pool, chunks=8) == 8
     assert chunks_of(pool, shape=AttentionShape(query_heads=3, kv_heads=3, head_dim=512)) == 3
     assert chunks_of(pool, shape=AttentionShape(query_heads=1, kv_heads=1, head_dim=2048)) == 1
@@ -49,7 +54,8 @@ def test_the_user_decides_and_heads_are_cut_evenly():
 def test_no_other_number_of_chunks_costs_less(seed, monkeypatch):
     """Cost of every M from ranges and entries, with plain loops."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(chunks, "CHUNK_FLOPS", int(rng.integers(1, 10)) * 10**7)
+    monkeypatch.setattr(chunks, "LAUNCH_FLOPS", int(rng.integers(1, 10)) * 10**7)
+    monkeypatch.setattr(chunks, "WAVE_QUERIES", 100)
     shape = AttentionShape(query_heads=8, kv_heads=2, head_dim=64)
     sequences = [[2000], rng.integers(1, 90, 30).tolist(), rng.integers(1, 900, 3).tolist()]
     config = LibraConfig(pool_size=3, block_size=64, head_split=int(rng.choice([1, 2])))
@@ -72,11 +78,11 @@ def test_no_other_number_of_chunks_costs_less(seed, monkeypatch):
             for queries, keys in zip(np.diff(r.cu_queries), np.diff(r.cu_keys), strict=True):
                 pairs = sum(range(int(keys - queries) + 1, int(keys) + 1))
                 half[worker] += pairs * 4 * 64 * 8
-    steps = sum(bool(len(part.query.source)) for part in parts)
+    longest = [max(part.entries.num_keys.tolist(), default=0) for part in parts]
+    each = sum(chunks.LAUNCH_FLOPS + 50 * keys * 4 * 64 for keys in longest if keys)
     allowed = [m for m in (1, 2, 3, 4) if 8 // config.head_split % m == 0 and m != 3]
     cost = {
-        m: max(np.maximum(0, arrive / m - early) + np.maximum(0, leave / m - late))
-        + m * steps * chunks.CHUNK_FLOPS
+        m: max(np.maximum(0, arrive / m - early) + np.maximum(0, leave / m - late)) + m * each
         for m in allowed
     }
     found = best_chunks(config, shape, plan.near, plan.far, plan.local)
