@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import SamplePool
 
-__all__ = ["BlockTable", "TileTable", "causal_pairs", "cut_blocks"]
+__all__ = ["BlockTable", "TileTable", "causal_pairs", "cut_blocks", "edges"]
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -82,11 +82,11 @@ class BlockTable:
             return self
         total, first = int(self.num_tokens.sum()), self.first_token
         tokens = tokens[tokens < total]
-        block, begin = _edges(first, tokens)
+        block, begin = edges(first, tokens)
         start = self.start[block] + begin - first[block]
         lengths = self.fragment_stop - self.fragment_start
         fragment_first = np.cumsum(lengths) - lengths
-        fragment, fragment_begin = _edges(fragment_first, tokens)
+        fragment, fragment_begin = edges(fragment_first, tokens)
         fragment_start = self.fragment_start[fragment] + fragment_begin - fragment_first[fragment]
         fragment_stop = fragment_start + np.diff(fragment_begin, append=total)
         first_fragment = np.searchsorted(fragment_begin, np.append(begin, total)).astype(np.int64)
@@ -152,7 +152,7 @@ def cut_blocks(
     slot, start, stop, home = _blocks(samples, layout, block_size)
     length = layout.seq_length
     block_key, sample_key = slot * length + start, samples.slot * length + samples.start
-    fragment_key = np.union1d(block_key, sample_key)
+    _, fragment_key = edges(block_key, sample_key)
     block = np.searchsorted(block_key, fragment_key, side="right") - 1
     sample = np.searchsorted(sample_key, fragment_key, side="right") - 1
     fragment_start = fragment_key - sample_key[sample]
@@ -196,9 +196,10 @@ def _blocks(
     return slot[row].astype(np.int64), start, stop, home.astype(np.int64)
 
 
-def _edges(first: Int64, cuts: Int64) -> tuple[Int64, Int64]:
-    """(owner, begin) of the ranges that begin at `first` or at a cut; owner: the range of `first`
-    that each is in."""
-    begin = np.union1d(first, cuts)
+def edges(first: Int64, cuts: Int64) -> tuple[Int64, Int64]:
+    """(owner, begin) of the ranges that begin at `first`, which is sorted, or at a cut; owner: the
+    range of `first` that each is in."""
+    begin = np.sort(np.concatenate([first, cuts]))
+    begin = begin[np.diff(begin, prepend=-1) > 0]
     owner: Int64 = np.searchsorted(first, begin, side="right") - 1
     return owner, begin

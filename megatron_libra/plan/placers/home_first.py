@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.placers import paper
 from megatron_libra.plan.placers.problem import Placement, PlacementProblem
 from megatron_libra.plan.placers.shed import Shed, last_queries, main_fragments, shed_tiles
+from megatron_libra.plan.tiles import edges
 
 __all__ = ["place"]
 
@@ -132,9 +133,8 @@ def _placed(problem: PlacementProblem, pieces: _Pieces) -> Placement:
     if not len(tile):
         return Placement(problem.tile_home)
     cuts = (blocks.first_token[tile // heads] + start)[start > 0]
-    table = blocks.cut(cuts)
-    old = np.searchsorted(blocks.first_token, table.first_token, side="right") - 1
-    offset = table.first_token - blocks.first_token[old]
+    old, first = edges(blocks.first_token, cuts)
+    offset = first - blocks.first_token[old]
     tiles = (old[:, None] * heads + np.arange(heads)).ravel()
     # the piece that a tile's first query is in is the last one that starts at or before it
     span = int(blocks.num_tokens.max())
