@@ -13,7 +13,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,11 @@ VOCAB_SIZE, EOD = 257, 256
 RECORD = re.compile(
     r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): ([0-9.]+).*?lm loss: ([0-9.E+-]+)"
 )
+STAGE = re.compile(r"^\[([^\]]+)\] datetime: (\S+ \S+)", re.MULTILINE)
 STOP_SECONDS = 40
+EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+"""Megatron's warm-up calls torch.compile for fused functions that these models use for residual
+sums at most; it takes tens of seconds in every process (21 s on a CPU, with a warm cache)."""
 COMMON = shlex.split("""
 --group-query-attention --position-embedding-type rope --normalization RMSNorm --swiglu
 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --split 100,0,0
@@ -110,10 +116,9 @@ def write_corpus(folder: Path, preset: str, seq_length: int, num_tokens: int) ->
     tail = LongTail(seq_length=seq_length - 1, sigma=given.sigma, median=median)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     while num_tokens > 0:
-        for length in tail.document_lengths(1000, rng).tolist():
-            tokens = np.append(document(length, rng), np.uint16(EOD))
-            builder.add_document(tokens, [len(tokens)])
-            num_tokens -= len(tokens)
+        for document in documents(tail.document_lengths(1000, rng), rng):
+            builder.add_document(document, [len(document)])
+            num_tokens -= len(document)
             if num_tokens <= 0:
                 break
     builder.finalize(f"{prefix}.idx")
@@ -121,13 +126,16 @@ def write_corpus(folder: Path, preset: str, seq_length: int, num_tokens: int) ->
     return prefix
 
 
-def document(length: int, rng: np.random.Generator) -> np.ndarray:
-    """Tokens in steps of one size, which differs between documents; a tenth is noise."""
-    start, step = rng.integers(0, EOD, 2)
-    tokens = (start + step * np.arange(length)) % EOD
-    noise = rng.random(length) < 0.1
-    tokens[noise] = rng.integers(0, EOD, int(noise.sum()))
-    return tokens.astype(np.uint16)
+def documents(lengths: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Tokens in steps of one size, which differs between documents; a tenth is noise. Then EOD."""
+    starts, steps = rng.integers(0, EOD, (2, len(lengths)))
+    stops = np.cumsum(lengths + 1)
+    place = np.arange(stops[-1]) - np.repeat(stops - lengths - 1, lengths + 1)
+    tokens = (np.repeat(starts, lengths + 1) + np.repeat(steps, lengths + 1) * place) % EOD
+    noise = np.flatnonzero(rng.random(len(tokens)) < 0.1)
+    tokens[noise] = rng.integers(0, EOD, len(noise))
+    tokens[stops - 1] = EOD
+    return np.split(tokens.astype(np.uint16), stops[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +186,8 @@ class Run:
         ]
 
     def train(self, out: Path, seconds: float) -> Case:
-        """Train; returns elapsed_ms and losses by iteration, and libra's records.
+        """Train; returns elapsed_ms and losses by iteration, libra's records, and when Megatron had
+        done what before its first iteration, in seconds since the launch.
 
         Raises:
             RunFailed: it failed, took longer, or logged fewer iterations.
@@ -187,6 +196,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         telemetry, log = folder / "telemetry.jsonl", folder / "train.log"
         telemetry.unlink(missing_ok=True)
+        launched = time.time()
         code = self._execute(folder, log, seconds)
         text = log.read_text(errors="replace")
         found = RECORD.findall(text)
@@ -198,13 +208,18 @@ class Run:
         return {
             "elapsed_ms": [float(ms) for _, ms, _ in found],
             "losses": [float(loss) for _, _, loss in found],
+            "wall_s": time.time() - launched,
+            "startup_s": {
+                stage: datetime.fromisoformat(when).timestamp() - launched
+                for stage, when in STAGE.findall(text)
+            },
             "telemetry": [json.loads(line) for line in telemetry.read_text().splitlines()],
         }
 
     def _execute(self, folder: Path, log: Path, seconds: float) -> int | None:
         """The exit status; None if it was stopped."""
         command = self.command(folder)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = EAGER | os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
         if self.connections != "unset":
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = self.connections

@@ -146,8 +146,19 @@ def train_both(
             record |= {"ms": spent, "tokens_s": tokens / spent * 1e3}
             done[name].append(record)
             append(job.path, {"run": run.name, "turn": turn, **record})
-            print(f"{run.name}: {record['tokens_s']:.0f} tokens/s", flush=True)
+            print(run_line(run.name, record), flush=True)
     return done
+
+
+def run_line(name: str, record: Case) -> str:
+    """Speed, and where the time of the whole run went."""
+    before = max(record["startup_s"].values(), default=0.0)
+    iterations = sum(record["elapsed_ms"]) / 1e3
+    return (
+        f"{name}: {record['tokens_s']:.0f} tokens/s; {before:.0f} s before its iterations, "
+        f"{record['elapsed_ms'][0] / 1e3:.0f} s the first, {iterations:.0f} s all, "
+        f"{record['wall_s']:.0f} s the run"
+    )
 
 
 def measure_rate(args: argparse.Namespace, model: Model) -> Case:

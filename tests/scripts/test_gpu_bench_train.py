@@ -38,6 +38,11 @@ def test_both_are_trained_and_compared(tmp_path):
         *("ulysses-dp2-cp1-pp1", "libra-dp2-cp1-pp1"), None
     ]  # fmt: skip
     assert all(len(row["losses"]) == len(row["elapsed_ms"]) == 3 for row in rows[:2])
+    for row in rows[:2]:
+        stages = list(row["startup_s"].values())
+        assert len(stages) > 3 and stages[0] > 0 and stages == sorted(stages)
+        assert stages[-1] + sum(row["elapsed_ms"]) / 1e3 < row["wall_s"]
+    assert done.stdout.count("s before its iterations") == 2
     compared = rows[2]
     assert compared["max_loss_difference"] < 1e-4
     assert compared["speedup"] == pytest.approx(rows[1]["tokens_s"] / rows[0]["tokens_s"])
@@ -81,6 +86,20 @@ def test_the_benchmark_s_attention_is_most_of_the_work():
     pairs = np.mean([sum(n * (n + 1) // 2 for n in row) for row in rows])
     attention = pairs * GPU_MODEL.attention_flops
     assert attention / (attention + 65536 * GPU_MODEL.dense_flops) > 0.6
+
+
+def test_documents_count_in_steps_and_end():
+    from bench_runs import EOD, documents
+
+    lengths = np.array([0, 1, 40, 2000])
+    made = documents(lengths, np.random.default_rng(5))
+    assert [len(tokens) for tokens in made] == (lengths + 1).tolist()
+    for tokens in made:
+        assert tokens.dtype == np.uint16 and tokens[-1] == EOD and (tokens[:-1] < EOD).all()
+    steps = np.diff(made[3][:-1].astype(int)) % EOD
+    share = np.bincount(steps).max() / len(steps)  # neither of two neighbours is noise
+    assert 0.75 < share < 0.87
+    assert not np.array_equal(made[2][:20], made[3][:20])
 
 
 def test_efficiency_is_of_a_gpu_over_dp_1():
