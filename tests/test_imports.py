@@ -40,7 +40,7 @@ OUTER = {
     "data": {"numpy", "pyarrow"},
     "simulator": {"numpy", "matplotlib"},
     "bench": {"numpy"},
-    "executor": {"cuda", "numpy", "torch"},
+    "executor": {"cuda", "numpy", "torch", "triton"},
     "replay": {"numpy", "torch", "matplotlib"},
     "integration": {"numpy", "torch", "megatron", "yaml"},
     "cli": {"numpy", "rich", "torch", "typer"},

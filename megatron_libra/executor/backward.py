@@ -3,8 +3,8 @@ dK, dV.
 
 With `save` only dO travels to the worker that computes; with `refetch` Q, O and dO of a token
 travel as one row, and K and V a second time. dK and dV are summed over the rounds and over the
-chunks that share kv heads in float32 (float64 for float64), travel home in the inputs' dtype and
-are summed there in float32.
+chunks that share kv heads in float32 (float64 for float64) when they leave, travel home in the
+inputs' dtype and are summed there in float32.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 
 from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed, KVGradient
-from megatron_libra.executor.forward import joined, kv_rows, query_rows
 from megatron_libra.executor.local_part import LocalBackward, local_rows
 from megatron_libra.executor.pipeliner import run_steps
-from megatron_libra.executor.transfers import Dispatch, Return, add_at_home
+from megatron_libra.executor.row_moves import RowPart, add_at_home
+from megatron_libra.executor.transfers import Dispatch, Return
 
 __all__ = ["HomeTensors", "SavedTensors", "run_backward"]
 
@@ -110,26 +110,24 @@ class _Backward(ABC):
 
     def compute(self, step: int) -> None:
         dout, c = self.arrived(step)
-        part, is_new = self.bound.steps[step].part, self.bound.steps[step].brings_kv
-        if is_new:
+        part = self.bound.steps[step].part
+        if self.bound.steps[step].brings_kv:
             self.dkv[part] = KVGradient(c.k)
-        rounds, dqs = self.bound.rounds[part], []
-        for r, lse in zip(rounds, c.lse, strict=True):
+        dq = dout.new_empty(dout.shape)
+        for r, lse in zip(self.bound.rounds[part], c.lse, strict=True):
             rows, keys = r.queries, r.keys
-            dq, dk, dv = self.bound.runtime.kernel.backward(
-                dout[rows], c.q[rows], c.k[keys], c.v[keys], c.out[rows], lse, r, self.scale
-            )
-            dqs.append(dq)
-            # the first round of a piece covers all of its keys
-            self.dkv[part].add(r, dk, dv, is_first=is_new and r is rounds[0])
-        self.returning.send(step, joined(dqs, dout).flatten(1), self._finished_dkv(step))
+            _, dk, dv = self.bound.runtime.kernel.backward(
+                dout[rows], c.q[rows], c.k[keys], c.v[keys], c.out[rows], lse, r, self.scale,
+                dq=dq[rows],
+            )  # fmt: skip
+            self.dkv[part].add(r, dk, dv)
+        self.returning.send(step, dq.flatten(1), self._finished_dkv(step))
 
-    def _finished_dkv(self, step: int) -> torch.Tensor | None:
-        """Rows of dK and dV if no later step adds to them."""
+    def _finished_dkv(self, step: int) -> list[RowPart] | None:
+        """Parts of dK and dV if no later step adds to them."""
         if not self.bound.steps[step].finishes_kv:
             return None
-        dk, dv = self.dkv.pop(self.bound.steps[step].part).take()
-        return torch.cat([dk.flatten(1), dv.flatten(1)], dim=1).to(self.dout.dtype)
+        return self.dkv.pop(self.bound.steps[step].part).take()
 
     def result(self) -> Gradients:
         """Bring everything home."""
@@ -155,7 +153,7 @@ class _Saved(_Backward):
         self.kept = kept
 
     def dispatch(self) -> None:
-        self.arriving = Dispatch(self.bound, query_rows(self.dout, self.bound))
+        self.arriving = Dispatch(self.bound, (self.dout,))
         self.open_return()
 
     def arrived(self, step: int) -> tuple[torch.Tensor, Computed]:
@@ -178,9 +176,9 @@ class _Refetched(_Backward):
         """K and V by part."""
 
     def dispatch(self) -> None:
-        kept, bound = self.kept, self.bound
-        rows = [query_rows(x, bound) for x in (kept.q, kept.out, self.dout)]
-        self.arriving = Dispatch(bound, torch.cat(rows, dim=1), kv_rows(kept.k, kept.v, bound))
+        kept = self.kept
+        queries = (kept.q, kept.out, self.dout)
+        self.arriving = Dispatch(self.bound, queries, (kept.k, kept.v))
         self.open_return()
 
     def arrived(self, step: int) -> tuple[torch.Tensor, Computed]:

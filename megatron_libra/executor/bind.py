@@ -20,6 +20,7 @@ from megatron_libra.executor.bound_route import PartRows, bind_route, bind_sum
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound, bind_round
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.plan_index import PlanIndex, index_plan
+from megatron_libra.executor.route_index import RouteIndex
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.steps import steps_of
 from megatron_libra.executor.transport import RowTraffic
@@ -49,9 +50,11 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
     local = index.local
     rounds = [*(r for part in plan.exchanged for r in part.rounds), *local.rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
-    singles = [index.query_position, index.kv_tokens, index.summed, local.tokens]
-    query, kv, (position, kv_tokens, summed, local_tokens), passes, entries_t = _upload(
-        [_query_arrays(index), _kv_arrays(index), singles, index.passes, entries], runtime.device
+    pass_sizes = [len(contributions) * heads.kv_pieces for contributions in index.passes]
+    singles = [index.query_position, local.tokens]
+    arrays = [_route_arrays(index.query), _route_arrays(index.kv), singles, entries]
+    query, kv, (position, local_tokens), entries_t, sums = _upload(
+        [*arrays, _sum_arrays(index, pass_sizes)], runtime.device
     )
     bound_query = bind_route(
         _part_rows(plan, [part.query_rows for part in plan.exchanged], query),
@@ -71,8 +74,7 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         query=bound_query,
         kv=bound_kv,
         query_rows_at_home=bound_query.rows_at_home(position).flatten(),
-        kv_tokens=kv_tokens if len(kv_tokens) < plan.num_local_tokens else None,
-        kv_sum=bind_sum(passes, summed, bound_kv),
+        kv_sum=bind_sum(*sums, pass_sizes, bound_kv),
         rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in plan.exchanged),
         local=BoundLocal(
             rows=LocalRows(None if local.in_place else local_tokens.long()),
@@ -85,13 +87,14 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
     )
 
 
-def _query_arrays(index: PlanIndex) -> list[Int32]:
-    return [array for each in index.query for array in (each.sent_rows, each.arrange, each.depart)]
+def _route_arrays(parts: Sequence[RouteIndex]) -> list[Int32]:
+    return [array for each in parts for array in (each.sent_rows, each.arrange, each.depart)]
 
 
-def _kv_arrays(index: PlanIndex) -> list[Int32]:
-    pairs = zip(index.kv, index.kv_packed, strict=True)
-    return [array for each, packed in pairs for array in (packed, each.arrange, each.depart)]
+def _sum_arrays(index: PlanIndex, pass_sizes: list[int]) -> list[Int32]:
+    """Rows, contributions and where the passes of all pieces start, see HomeSum."""
+    contributions = np.concatenate([np.zeros(0, np.int32), *index.passes])
+    return [index.summed, contributions, np.cumsum([0, *pass_sizes, 0]).astype(np.int32)]
 
 
 def _part_rows(

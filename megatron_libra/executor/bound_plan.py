@@ -54,9 +54,6 @@ class BoundPlan:
     query_rows_at_home: torch.Tensor
     """(T * H * M,) int32 where each returned row of a home token stands in the return's mailbox;
     the zero row for padding, and for local rows, which do not come from there."""
-    kv_tokens: torch.Tensor | None
-    """int32 home tokens whose K and V are sent; None if they are most of them, so that all are
-    prepared."""
     kv_sum: HomeSum
     rounds: tuple[tuple[BoundRound, ...], ...]
     """By exchanged part, for each chunk."""

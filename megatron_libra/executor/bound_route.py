@@ -28,7 +28,7 @@ class PartRows:
     traffic: RowTraffic
     """Of one chunk, from the homes to the workers that compute."""
     sent: torch.Tensor
-    """(num_own,) home rows (kv route: rows of the prepared tokens) in travel order."""
+    """(num_own,) home rows in travel order."""
     arrange: torch.Tensor
     """(num_rows,) travel position of every compute row."""
     depart: torch.Tensor
@@ -100,8 +100,19 @@ class HomeSum:
 
     rows: torch.Tensor
     """(n,) int64 home rows that get something back, by falling number of contributions."""
-    passes: tuple[torch.Tensor, ...]
-    """passes[j]: mailbox rows that are the j-th contributions to the first rows."""
+    contributions: torch.Tensor
+    """int32 mailbox rows: those that are the first contributions to rows, in their order, then the
+    second ones to the first rows, and so on."""
+    pass_starts: torch.Tensor
+    """(passes + 2,) int32 where the first, second ... contributions begin, and twice their number:
+    a pass without rows is the last."""
+    pass_sizes: tuple[int, ...]
+    """The same on the host: how many rows get a first, second ... contribution."""
+
+    @property
+    def passes(self) -> tuple[torch.Tensor, ...]:
+        """passes[j]: mailbox rows that are the j-th contributions to the first rows."""
+        return self.contributions.split(self.pass_sizes)
 
 
 def bind_route(parts: Sequence[PartRows], segments: Sequence[Segment], chunks: int) -> BoundRoute:
@@ -121,13 +132,26 @@ def bind_route(parts: Sequence[PartRows], segments: Sequence[Segment], chunks: i
     )
 
 
-def bind_sum(passes: list[torch.Tensor], rows: torch.Tensor, route: BoundRoute) -> HomeSum:
-    """Expand the rows and passes of one kv piece to all pieces; passes are positions as in
-    rows_at_home."""
+def bind_sum(
+    rows: torch.Tensor,
+    contributions: torch.Tensor,
+    pass_starts: torch.Tensor,
+    pass_sizes: Sequence[int],
+    route: BoundRoute,
+) -> HomeSum:
+    """Expand the rows and contributions of one kv piece to all pieces.
+
+    Args:
+        rows: home rows of token and kv shard.
+        contributions: positions as in rows_at_home.
+        pass_starts, pass_sizes: of all pieces, see HomeSum.
+    """
     chunk = torch.arange(route.chunks, device=rows.device)
     return HomeSum(
         rows=(rows.long()[:, None] * route.chunks + chunk).flatten(),
-        passes=tuple(route.rows_at_home(p).flatten() for p in passes),
+        contributions=route.rows_at_home(contributions).flatten(),
+        pass_starts=pass_starts,
+        pass_sizes=tuple(pass_sizes),
     )
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.row_moves import MOST_PARTS, RowPart, gather_sums, wide_dtype
 
-__all__ = ["Computed", "KVGradient", "wide_dtype"]
+__all__ = ["Computed", "KVGradient"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,39 +32,32 @@ class Computed:
 
 
 class KVGradient:
-    """dK and dV of some resident rows, summed over calls in float32 (float64 for float64). The
-    result of an only call is taken as it is."""
+    """dK and dV of some resident rows: results of several calls, added when they leave.
+
+    Results stay in the dtype in which the kernel gave them; more of them than one sum takes are
+    summed in float32 (float64 for float64) before.
+    """
 
     def __init__(self, k: torch.Tensor) -> None:
         self._k = k
-        self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._is_wide = False
+        self._parts: list[RowPart] = []
 
-    def add(self, r: BoundRound, dk: torch.Tensor, dv: torch.Tensor, *, is_first: bool) -> None:
-        """Add one call's part; is_first: no earlier call has touched its keys."""
-        if self._sum is None and len(dk) == len(self._k):
-            self._sum = dk, dv
-            return
-        for total, part in zip(self._wide(), (dk, dv), strict=True):
-            if is_first:
-                total[r.keys].copy_(part)
-            else:
-                total[r.keys] += part
+    def add(self, r: BoundRound, dk: torch.Tensor, dv: torch.Tensor) -> None:
+        """Add one call's part; the first one has all rows."""
+        assert self._parts or len(dk) == len(self._k)
+        if len(self._parts) == MOST_PARTS:
+            self._parts = [self._added()]
+        self._parts.append(RowPart(r.key_start, (dk.flatten(1), dv.flatten(1))))
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(kv rows, kv heads, D) each, perhaps wide; zero if there was no call."""
-        return self._sum or (torch.zeros_like(self._k), torch.zeros_like(self._k))
+    def take(self) -> list[RowPart]:
+        """What to add up, (kv rows, width) each; zero if there was no call."""
+        if not self._parts:
+            zero = torch.zeros_like(self._k).flatten(1)
+            return [RowPart(0, (zero, zero))]
+        return self._parts
 
-    def _wide(self) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype, shape = wide_dtype(self._k.dtype), self._k.shape
-        if self._sum is None:
-            self._sum = self._k.new_empty(shape, dtype=dtype), self._k.new_empty(shape, dtype=dtype)
-        elif not self._is_wide:
-            self._sum = self._sum[0].to(dtype), self._sum[1].to(dtype)
-        self._is_wide = True
-        return self._sum
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which sums are made."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    def _added(self) -> RowPart:
+        width, dtype = self._k.shape[1] * self._k.shape[2], wide_dtype(self._k.dtype)
+        total = self._k.new_empty(len(self._k), 2 * width, dtype=dtype)
+        gather_sums(self._parts, None, total)
+        return RowPart(0, total.split(width, dim=1))

@@ -17,7 +17,7 @@ from megatron_libra.executor.local_part import LocalForward
 from megatron_libra.executor.pipeliner import run_steps
 from megatron_libra.executor.transfers import Dispatch, Return
 
-__all__ = ["ForwardResult", "joined", "kv_rows", "query_rows", "run_forward"]
+__all__ = ["ForwardResult", "run_forward"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,24 +29,6 @@ class ForwardResult:
     local: Computed
     steps: list[Computed] = field(default_factory=list)
     """By step; empty unless asked for, or if nothing is exchanged."""
-
-
-def query_rows(x_TND: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
-    """(T, N, D) -> (T * H * M, width): row (token * H + shard) * M + chunk."""
-    shards = bound.heads.head_split * bound.heads.chunks
-    return x_TND.contiguous().view(
-        x_TND.shape[0] * shards, x_TND.shape[1] // shards * x_TND.shape[2]
-    )
-
-
-def kv_rows(k_TGD: torch.Tensor, v_TGD: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
-    """K and V of one token side by side, so that they travel together: (n * K * U, 2 * width) of
-    the n tokens that are sent."""
-    if bound.kv_tokens is not None:
-        k_TGD, v_TGD = (x.index_select(0, bound.kv_tokens) for x in (k_TGD, v_TGD))
-    parts = bound.heads.kv_shards * bound.heads.kv_pieces
-    rows = (k_TGD.shape[0] * parts, k_TGD.shape[1] // parts * k_TGD.shape[2])
-    return torch.cat([k_TGD.reshape(rows), v_TGD.reshape(rows)], dim=1)
 
 
 def run_forward(
@@ -83,9 +65,10 @@ class _Forward:
 
     def dispatch(self) -> None:
         q, k, v = self.home
-        rows = query_rows(q, self.bound)
-        self.arriving = Dispatch(self.bound, rows, kv_rows(k, v, self.bound))
-        self.returning = Return(self.bound, q.dtype, query_width=rows.shape[1])
+        heads, head_dim = self.bound.heads, self.bound.plan.shape.head_dim
+        self.arriving = Dispatch(self.bound, (q,), (k, v))
+        width = heads.query_heads_per_chunk * head_dim
+        self.returning = Return(self.bound, q.dtype, query_width=width)
 
     def compute_local(self, *, early: bool) -> None:
         if early:  # its copies, if any, are made when the dispatch is under way
@@ -101,12 +84,11 @@ class _Forward:
             kv = kv_rows.view(-1, 2, heads.kv_heads_per_chunk, head_dim)
             self.resident[part] = kv.unbind(1)
         k, v = self.resident[part]
-        kernel, outs, lses = self.bound.runtime.kernel, [], []
+        kernel, out, lses = self.bound.runtime.kernel, torch.empty_like(q), []
         for r in self.bound.rounds[part]:
-            out, lse = kernel.forward(q[r.queries], k[r.keys], v[r.keys], r, self.scale)
-            outs.append(out)
+            rows, keys = r.queries, r.keys
+            _, lse = kernel.forward(q[rows], k[keys], v[keys], r, self.scale, out=out[rows])
             lses.append(lse)
-        out = joined(outs, q)
         self.returning.send(step, out.flatten(1))
         if self.keep:
             self.steps.append(Computed(q, k, v, out, tuple(lses)))
@@ -119,8 +101,3 @@ class _Forward:
         out = self.local.bring_home(mailbox_rows, self.home[0])
         self.returning.close()
         return ForwardResult(out, self.local.computed, self.steps)
-
-
-def joined(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The parts one behind the other; no rows at all if there are none."""
-    return parts[0] if len(parts) == 1 else torch.cat([like[:0], *parts])

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from megatron_libra.executor.bound_plan import BoundPlan
-from megatron_libra.executor.computed import Computed, wide_dtype
+from megatron_libra.executor.computed import Computed
 from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.row_moves import wide_dtype
 
 __all__ = ["LocalBackward", "LocalForward", "bring_queries_home", "local_rows"]
 

@@ -71,10 +71,6 @@ class PlanIndex:
     kv: tuple[RouteIndex, ...]
     query_position: Int32
     """(T * H,) place of each home row among the sent rows of both parts, or NOWHERE."""
-    kv_tokens: Int32
-    """Home tokens whose K and V are prepared for sending: those that are sent, or all."""
-    kv_packed: tuple[Int32, ...]
-    """By part: the sent rows of the kv route among the prepared rows."""
     summed: Int32
     """Home rows of the kv route that get gradients back, by falling number of contributions."""
     passes: list[Int32]
@@ -92,15 +88,10 @@ def index_plan(plan: WorkerPlan) -> PlanIndex:
     )
     blocks = [size for index in kv for size in index.block_sizes]
     passes, summed = contributions_at_home(sent_kv, blocks, tokens * heads.kv_shards)
-    kv_tokens = _prepared_tokens(sent_kv // np.int32(heads.kv_shards), tokens)
     return PlanIndex(
         query=query,
         kv=kv,
         query_position=positions_at_home(sent_query, tokens * heads.head_split),
-        kv_tokens=kv_tokens,
-        kv_packed=tuple(
-            _among(kv_tokens, index.sent_rows, heads.kv_shards, tokens) for index in kv
-        ),
         summed=summed,
         passes=passes,
         local=LocalIndex.of(plan),
@@ -111,21 +102,3 @@ def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
     return index_route(
         route, worker=plan.worker, num_workers=plan.num_workers, num_shards=num_shards
     )
-
-
-def _prepared_tokens(sent: Int32, num_tokens: int) -> Int32:
-    """The tokens that are sent, or all of them if they are most."""
-    is_sent = np.zeros(num_tokens, np.bool_)
-    is_sent[sent] = True
-    if 2 * np.count_nonzero(is_sent) > num_tokens:
-        is_sent[:] = True
-    return np.flatnonzero(is_sent).astype(np.int32)
-
-
-def _among(kv_tokens: Int32, rows: Int32, kv_shards: int, num_tokens: int) -> Int32:
-    """Home rows (token * K + shard) as rows of the prepared tokens."""
-    place = np.zeros(num_tokens, np.int32)
-    place[kv_tokens] = np.arange(len(kv_tokens), dtype=np.int32)
-    token, shard = np.divmod(rows, np.int32(kv_shards))
-    packed: Int32 = place[token] * np.int32(kv_shards) + shard
-    return packed

@@ -1,55 +1,63 @@
 """Move the rows of a layer along its routes: pack, exchange, put in order. The same code for all
 eight transfers.
 
-In: home or compute rows (N, width). Out: rows in compute order (dispatch), or the mailboxes from
-which the home gathers (return).
+In: home tensors or compute rows. Out: rows in compute order (dispatch), or the mailboxes from which
+the home gathers (return). Tensors that travel together are one row: each home row is read where it
+is and written where it leaves.
 
     | tensor    | route | direction                                        |
-    | Q, dO     | query | Dispatch                                         |
+    | Q, dO     | query | Dispatch; with O where all three are sent again  |
     | O, dQ     | query | Return, then one gather at the home              |
     | K, V      | kv    | Dispatch, K and V of a token are one row         |
-    | dK, dV    | kv    | Return, then summed at the home                  |
+    | dK, dV    | kv    | Return as one row, then summed at the home       |
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from megatron_libra.executor.bound_plan import BoundPlan
-from megatron_libra.executor.bound_route import BoundRoute, HomeSum
-from megatron_libra.executor.computed import wide_dtype
+from megatron_libra.executor.bound_route import BoundRoute
+from megatron_libra.executor.row_moves import RowPart, gather_columns, gather_sums, home_rows
 from megatron_libra.executor.transport import ChunkOf, Mailbox, Pending
 
-__all__ = ["Dispatch", "Return", "add_at_home"]
+__all__ = ["Dispatch", "Return"]
 
 
 class Dispatch:
     """Rows of all steps on their way to the workers that compute them."""
 
     def __init__(
-        self, bound: BoundPlan, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
+        self,
+        bound: BoundPlan,
+        queries: Sequence[torch.Tensor],
+        keys: Sequence[torch.Tensor] = (),
     ) -> None:
         """Start every step, in order. Collective: every worker of the pool.
 
         Args:
-            query_rows: (T * H * M, width), contiguous, all chunks.
-            kv_rows: (n * K * U, width) of the tokens in bound.kv_tokens, or None if K and V need
-                not travel.
+            queries: (T, N, D) each: Q, dO, or what else travels with the queries.
+            keys: (T, G, D) each: K and V; none if they need not travel.
         """
         self._bound, self._transport = bound, bound.runtime.dispatch
-        routes = [bound.query] if kv_rows is None else [bound.query, bound.kv]
-        homes = [query_rows] if kv_rows is None else [query_rows, kv_rows]
+        heads = bound.heads
+        homes = [[home_rows(x, heads.head_split * heads.chunks) for x in queries]]
+        if keys:
+            homes.append([home_rows(x, heads.kv_shards * heads.kv_pieces) for x in keys])
+        routes = [bound.query, bound.kv][: len(homes)]
         requests = [
-            route.dispatch_request(rows.shape[1], rows.dtype)
-            for route, rows in zip(routes, homes, strict=True)
+            route.dispatch_request(sum(rows.shape[1] for rows in home), home[0].dtype)
+            for route, home in zip(routes, homes, strict=True)
         ]
-        self._mailboxes = self._transport.open(requests, query_rows.device)
+        self._mailboxes = self._transport.open(requests, queries[0].device)
         self._pending: list[Pending] = []
         # the first step leaves before the others are packed
         for first, last in ((0, 1), (1, len(bound.steps))):
-            for mailbox, rows, route in zip(self._mailboxes, homes, routes, strict=True):
+            for mailbox, home, route in zip(self._mailboxes, homes, routes, strict=True):
                 stop = len(route.segments) if first else 1
-                _pack(rows, route, mailbox, first, stop)
+                _pack(home, route, mailbox, first, stop)
             self._pending += [self._transport.start(self._parts(s)) for s in range(first, last)]
 
     def arrived(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -93,19 +101,20 @@ class Return:
         self._pending: list[Pending] = []
 
     def send(
-        self, step: int, query_rows: torch.Tensor, kv_rows: torch.Tensor | None = None
+        self, step: int, query_rows: torch.Tensor, kv_sums: Sequence[RowPart] | None = None
     ) -> None:
         """Start one step's way home. Collective: every worker, in the order of the steps.
 
         Args:
             query_rows: (num_rows, query_width) in compute order.
-            kv_rows: (num_rows, kv_width) of the step's kv piece, if no later step adds to it.
+            kv_sums: dK and dV of the step's kv piece, (num_rows, kv_width / 2) each, as parts to
+                add, if no later step adds to them.
         """
         parts = [(self._mailboxes[0], step)]
-        _depart(query_rows, self._bound.query, parts[0])
-        if kv_rows is not None:
+        gather_columns([query_rows], *_leaving(self._bound.query, parts[0]))
+        if kv_sums is not None:
             parts.append((self._mailboxes[1], self._bound.steps[step].kv_segment))
-            _depart(kv_rows, self._bound.kv, parts[1])
+            gather_sums(kv_sums, *_leaving(self._bound.kv, parts[1]))
         self._pending.append(self._transport.start(parts))
 
     def wait(self) -> list[torch.Tensor]:
@@ -122,42 +131,15 @@ class Return:
         self._transport.close(self._mailboxes)
 
 
-def add_at_home(
-    dk: torch.Tensor, dv: torch.Tensor, mailbox_rows: torch.Tensor, home_sum: HomeSum
-) -> None:
-    """Add what came back to dK and dV at the home, in float32 (float64 for float64) and in a fixed
-    order.
-
-    Args:
-        dk, dv: (T, G, D), contiguous; changed.
-        mailbox_rows: (rows, 2 * width), dK and dV side by side; width: elements of a kv piece.
-    """
-    if not len(home_sum.rows):
-        return
-    width = mailbox_rows.shape[1] // 2
-    homes = [x.view(x.numel() // width, width) for x in (dk, dv)]
-    total = dk.new_empty(len(home_sum.rows), 2 * width, dtype=wide_dtype(dk.dtype))
-    for half, home in zip(total.split(width, dim=1), homes, strict=True):
-        half.copy_(home.index_select(0, home_sum.rows))
-    for contributions in home_sum.passes:
-        total[: len(contributions)] += mailbox_rows.index_select(0, contributions)
-    for half, home in zip(total.split(width, dim=1), homes, strict=True):
-        home.index_copy_(0, home_sum.rows, half.to(home.dtype))
-
-
 def _pack(
-    home_rows: torch.Tensor, route: BoundRoute, mailbox: Mailbox, first: int, last: int
+    home: Sequence[torch.Tensor], route: BoundRoute, mailbox: Mailbox, first: int, last: int
 ) -> None:
     """Rows of segments [first, last) from the home to where they leave or stay."""
-    rows = route.pack[route.pack_places[first] : route.pack_places[last]]
-    if len(rows):
-        torch.index_select(home_rows, 0, rows, out=mailbox.own(first, last))
+    index = route.pack[route.pack_places[first] : route.pack_places[last]]
+    gather_columns(home, index, mailbox.own(first, last))
 
 
-def _depart(computed_rows: torch.Tensor, route: BoundRoute, segment: ChunkOf) -> None:
-    """One segment's results to where they leave or stay."""
+def _leaving(route: BoundRoute, segment: ChunkOf) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute rows of a segment in travel order, and where they leave or stay."""
     mailbox, number = segment
-    if len(computed_rows):
-        torch.index_select(
-            computed_rows, 0, route.depart(number), out=mailbox.own(number, number + 1)
-        )
+    return route.depart(number), mailbox.own(number, number + 1)

@@ -6,7 +6,7 @@ Layers: the drawn example, then properties on random plans, checked against per-
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import product
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ from megatron_libra.executor.route_index import (
     index_route,
     positions_at_home,
 )
+from megatron_libra.executor.row_moves import add_at_home
 from megatron_libra.executor.runtime import PoolRuntime
-from megatron_libra.executor.transfers import add_at_home
 from megatron_libra.executor.transport import LoopbackTransport, Mailbox, MailboxPlaces, RowTraffic
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.parts import FAR, NEAR
@@ -235,6 +235,9 @@ def test_add_at_home(dtype: torch.dtype) -> None:
         pieces, segments = plan.heads.kv_pieces, bound.kv.segments
         if not segments:
             continue
+        home_sum = bound.kv_sum
+        starts = [0, *accumulate(home_sum.pass_sizes)]
+        assert home_sum.pass_starts.tolist() == [*starts, len(home_sum.contributions)]
         request = bound.kv.return_request(4, dtype)
         rows = torch.randn(request.num_rows, 4, dtype=torch.float64).to(dtype)
         rows[-1] = 0
@@ -244,7 +247,7 @@ def test_add_at_home(dtype: torch.dtype) -> None:
         dk, dv = (torch.randn(size, dtype=torch.float64).to(dtype) for _ in range(2))
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         expected = torch.cat([dk, dv], dim=2).to(wide).view(-1, pieces, 4)
-        add_at_home(dk, dv, rows, bound.kv_sum)
+        add_at_home(dk, dv, rows, home_sum)
         for part, piece in sorted(segments):
             route = worker.exchanged[part].kv
             index = index_route(route, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
