@@ -239,6 +239,7 @@ def test_number_of_collectives() -> None:
     in the far part; none alone."""
     from tests.helpers.cases import CASES, plan_of
 
-    many, one = plan_of(CASES["chunks_share_kv_heads"]), plan_of(CASES["one_worker"])
+    many = plan_of(CASES["chunks_share_kv_heads"], placer="paper")  # moves queries of both parts
+    one = plan_of(CASES["one_worker"])
     assert world(collectives_of_a_layer, 4, many.to_bytes()) == [40] * 4
     assert world(collectives_of_a_layer, 1, one.to_bytes()) == [0]
