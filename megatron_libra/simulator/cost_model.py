@@ -151,7 +151,7 @@ def pass_compute(
     scale = 1 / (model.gather_gb_s * 1e9)
     packed = moves.packed * scale
     return PassCompute(
-        early=parts[EARLY] + packed[1:].sum(axis=0),
+        early=parts[EARLY] + packed[1:].sum(axis=0) + moves.copied * scale,
         steps=parts[[part for part, _ in work.order]] + moves.sorted * scale,
         names=tuple(f"{PARTS[part]} {chunk}" for part, chunk in work.order),
         late=parts[LATE],

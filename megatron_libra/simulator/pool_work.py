@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.parts import pipeline_order
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.simulator.call_table import CallTable
@@ -20,6 +21,8 @@ __all__ = ["Gathers", "PoolWork"]
 Int64 = NDArray[np.int64]
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+MOST_GAPS = 32
+"""executor/plan_index.py has the same rule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +31,8 @@ class Gathers:
 
     packed: Float
     """(S, W) before a chunk is sent."""
+    copied: Float
+    """(W,) before the local part, where it does not compute in the home tensors."""
     sorted: Float
     """(S, W) when a chunk has arrived, and before its results are sent."""
     gathered: Float
@@ -59,8 +64,10 @@ class PoolWork:
     """(2, W) bytes of Q that stay on their worker."""
     own_kv_bytes: Int64
     """(2, W) the same of K and V."""
-    local_query_bytes: Int64
-    """(W,) bytes of Q of the local part."""
+    copied_query_bytes: Int64
+    """(W,) bytes of Q of the local part where it computes in copies; in place nothing is moved."""
+    copied_kv_bytes: Int64
+    """(W,) the same of K and V."""
     resident_kv_bytes: Int64
     """(W,) bytes of K and V held while the layer runs."""
     same_node: Bool
@@ -75,7 +82,8 @@ class PoolWork:
         parts = plan.near, plan.far
         query = np.stack([part.query_rows for part in parts]) * query_row
         kv = np.stack([part.kv_rows for part in parts]) * (2 * heads.kv_heads_per_shard * element)
-        local = np.bincount(plan.local.query.destination, plan.local.query.count, minlength=size)
+        tokens = plan.seq_length // plan.context_parallel_size
+        copied = _copied_tokens(plan.local.query, size, tokens)
         node = np.arange(size) // workers_per_node
         total = int(plan.tiles.pairs.sum())
         return cls(
@@ -90,7 +98,8 @@ class PoolWork:
             kv_bytes=_without_diagonal(kv),
             own_query_bytes=np.diagonal(query, axis1=1, axis2=2).copy(),
             own_kv_bytes=np.diagonal(kv, axis1=1, axis2=2).copy(),
-            local_query_bytes=local.astype(np.int64) * plan.shape.query_heads * element,
+            copied_query_bytes=copied * plan.shape.query_heads * element,
+            copied_kv_bytes=copied * 2 * plan.shape.kv_heads * element,
             resident_kv_bytes=plan.peak_resident_kv_bytes,
             same_node=node[:, None] == node,
         )
@@ -158,19 +167,25 @@ class PoolWork:
         return part, first[chunk], last[chunk]
 
     def gathers(self, *, backward: bool, refetch: bool = False) -> Gathers:
-        """Every row is read and written where it is packed, sorted and gathered."""
+        """Every row is read and written where it is packed, sorted and gathered.
+
+        Copies of local rows are written over what was gathered in their place; Q, K and V are
+        copied in forward, dO in backward, and with refetch Q, K, V and O again.
+        """
         traffic = self.traffic(backward=backward, refetch=refetch)
-        part, *_ = self._steps
         leaves, arrives = traffic.dispatch.sum(axis=2), traffic.dispatch.sum(axis=1)
         back = traffic.return_.sum(axis=2)
         own = self._own(backward=backward, refetch=refetch)
-        has_exchange = float(self.query_bytes.any() or self.kv_bytes.any())
-        home = self.local_query_bytes + traffic.return_.sum(axis=(0, 1))
-        home = home + self.own_query_bytes.sum(axis=0)
+        own_back = self._own_back(backward=backward)
+        home = traffic.return_.sum(axis=(0, 1)) + own_back.sum(axis=0)
+        home = home + 2 * self.copied_query_bytes + float(backward) * self.copied_kv_bytes
+        tokens = self.copied_query_bytes * (3 if backward and refetch else 1)
+        copied = tokens + self.copied_kv_bytes * float(refetch or not backward)
         return Gathers(
             packed=2 * (leaves + own),
-            sorted=2 * (arrives + own + back + self.own_query_bytes[part] / self.chunks),
-            gathered=2 * has_exchange * home,
+            copied=2 * copied,
+            sorted=2 * (arrives + own + back + own_back),
+            gathered=2 * home,
         )
 
     def _own(self, *, backward: bool, refetch: bool) -> Float:
@@ -180,6 +195,30 @@ class PoolWork:
         kv = self.own_kv_bytes[part] / self.kv_pieces * float(refetch or not backward)
         own: Float = tokens + brings[:, None] * kv
         return own
+
+    def _own_back(self, *, backward: bool) -> Float:
+        """(S, W) bytes of a step's return that stay on their worker."""
+        part, _, finishes = self._steps
+        kv = self.own_kv_bytes[part] / self.kv_pieces * float(backward)
+        own: Float = self.own_query_bytes[part] / self.chunks + finishes[:, None] * kv
+        return own
+
+
+def _copied_tokens(local: RouteTable, num_workers: int, num_tokens: int) -> Int64:
+    """(W,) tokens of the local part on workers where they are few, or lie in many ranges, of the
+    num_tokens of a worker."""
+    order = np.lexsort((local.token, local.destination))
+    worker, count = local.destination[order], local.count[order].astype(np.int64)
+    start = local.token[order].astype(np.int64)
+    stop, is_first = start + count, np.diff(worker, prepend=-1) != 0
+    before = np.where(is_first, 0, np.roll(stop, 1))
+    last_stop = np.zeros(num_workers, np.int64)
+    np.maximum.at(last_stop, worker, stop)
+    num_gaps = np.bincount(worker[start > before], minlength=num_workers) + (last_stop < num_tokens)
+    tokens = np.zeros(num_workers, np.int64)
+    np.add.at(tokens, worker, count)
+    copied: Int64 = np.where((2 * tokens < num_tokens) | (num_gaps > MOST_GAPS), tokens, 0)
+    return copied
 
 
 def _without_diagonal(matrix: Int64) -> Int64:

@@ -1,4 +1,4 @@
-"""The cost model by hand, its calibration file, and what PoolWork counts of a plan."""
+"""The cost model by hand, and its calibration file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.pool_plan import plan_pool
 from megatron_libra.simulator.calibration import BUILT_IN, built_in, load_cost_model, model_json
 from megatron_libra.simulator.call_cost import PassCost
-from megatron_libra.simulator.call_table import CallTable, part_weights
+from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.cost_model import CostModel, part_seconds, pass_compute, predict
 from megatron_libra.simulator.pool_work import PoolWork
 from megatron_libra.simulator.tiling import Tiling
@@ -49,7 +49,8 @@ WORK = PoolWork(
     kv_bytes=np.array([[[0, 600], [0, 0]], NOTHING]),
     own_query_bytes=np.array([[400, 200], [0, 0]]),
     own_kv_bytes=np.array([[0, 100], [0, 0]]),
-    local_query_bytes=np.array([300, 0]),
+    copied_query_bytes=np.array([300, 0]),
+    copied_kv_bytes=np.array([100, 0]),
     resident_kv_bytes=np.array([600, 600]),
     same_node=np.ones((2, 2), bool),
 )
@@ -124,12 +125,18 @@ def test_kv_travels_with_the_first_chunk_and_its_gradient_with_the_last() -> Non
 
 
 def test_rows_are_gathered_at_the_speed_of_memory(model: CostModel) -> None:
-    """Worker 0 packs 400 + 600 bytes to send and 200 of Q to keep, reads and writes."""
+    """Worker 0 packs 400 + 600 bytes to send and 200 of Q to keep, reads and writes; it copies its
+    300 bytes of local Q and 100 of K and V, and the gathered O has them twice."""
     slow = replace(model, gather_gb_s=1e-6)
     compute = pass_compute(WORK, np.zeros((4, 2)), slow, backward=False)
     assert compute.pack == pytest.approx([2 * 1.2, 2 * (0.1 + 0.1)])
-    assert compute.early == pytest.approx([2 * 0.6, 2 * 0.1])
-    assert compute.gather == pytest.approx([2 * (0.3 + 0.8 + 0.4), 2 * 0.2])
+    assert compute.early == pytest.approx([2 * (0.6 + 0.4), 2 * 0.1])
+    assert compute.gather == pytest.approx([2 * (0.8 + 0.4 + 2 * 0.3), 2 * 0.2])
+    backward = pass_compute(WORK, np.zeros((4, 2)), slow, backward=True)
+    home = (0.8 + 0.6) + 0.4 + 2 * 0.3 + 0.1  # returned dQ, dK and dV; kept dQ; copies
+    assert backward.gather == pytest.approx([2 * home, 2 * (0.2 + 0.1)])
+    copied = [WORK.gathers(backward=True, refetch=r).copied.tolist() for r in (False, True)]
+    assert copied == [[2 * 300, 0], [2 * (3 * 300 + 100), 0]]
 
 
 def test_a_pool_that_exchanges_nothing_waits_for_nothing(model: CostModel) -> None:
@@ -142,55 +149,6 @@ def test_a_pool_that_exchanges_nothing_waits_for_nothing(model: CostModel) -> No
     time = predict(PoolWork.of(plan, 2), replace(model, gather_gb_s=1e-9))
     assert time.forward_s == pytest.approx(36 * 4e-3 + 32e-4)
     assert not time.forward.wait.any()
-
-
-def test_work_of_a_plan_by_hand() -> None:
-    """One sequence of 8 tokens on CP = 2 contiguous, tiles at home: worker 1 fetches 4 tokens of
-    K and V, 2 kv heads of 8 elements of 2 bytes; no query moves.
-    """
-    plan = plan_pool(
-        [[8]],
-        context_parallel_size=2,
-        shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=8),
-        config=LibraConfig(pool_size=1, block_size=4, chunks=2, placer="home", layout="contiguous"),
-    )
-    work = PoolWork.of(plan, workers_per_node=1)
-    assert work.pairs.tolist() == [10, 26]
-    assert work.kv_bytes.tolist() == [[[0, 4 * 2 * 2 * 8 * 2], [0, 0]], [[0, 0], [0, 0]]]
-    assert not work.query_bytes.any()
-    assert work.worker_bytes.tolist() == [256 * 1, 256]
-    assert work.inter_node_bytes == 256
-    assert work.resident_kv_bytes.tolist() == [256, 512]
-    assert work.calls.part.tolist() == [NEAR, EARLY]
-    assert work.calls.query_heads.tolist() == [2, 4] and work.calls.kv_heads.tolist() == [1, 2]
-    assert work.calls.worker.tolist() == [1, 0] and work.calls.num_keys.tolist() == [8, 4]
-    assert work.own_query_bytes.tolist() == [[0, 4 * 4 * 8 * 2], [0, 0]]
-    assert work.local_query_bytes.tolist() == [4 * 4 * 8 * 2, 0]
-    assert work.tile_over_target == pytest.approx(26 / (1.03 * 18))
-    assert work.imbalance == pytest.approx(26 / 18 - 1)
-    assert PoolWork.of(plan, workers_per_node=2).inter_node_bytes == 0
-
-
-def off_diagonal(matrix: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-    """What moves."""
-    return matrix * ~np.eye(len(matrix), dtype=bool)
-
-
-@pytest.mark.parametrize("placer", ["home_first", "paper", "ulysses"])
-def test_bytes_are_those_of_the_plan(placer: str) -> None:
-    plan = plan_pool(
-        [[500, 12], [100] * 5, [40] * 12, [512]],
-        context_parallel_size=2,
-        shape=AttentionShape(query_heads=8, kv_heads=2, head_dim=8),
-        config=LibraConfig(pool_size=4, block_size=64, head_split=2, chunks=2, placer=placer),
-    )
-    work = PoolWork.of(plan, workers_per_node=2)
-    assert (work.traffic_bytes == plan.traffic_bytes).all()
-    assert (work.query_bytes[NEAR] == off_diagonal(plan.near.query_rows * 4 * 16)).all()
-    assert (work.kv_bytes[FAR] == off_diagonal(plan.far.kv_rows * 2 * 16)).all()
-    repeats = part_weights(work.chunks)[work.calls.part]
-    rows = work.calls.sum(work.calls.num_queries.astype(float)) * work.calls.query_heads * repeats
-    assert rows.sum() == 8 * sum(map(sum, plan.sequences))
 
 
 def test_nearest_head_dimension_is_scaled() -> None:
