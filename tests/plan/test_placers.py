@@ -192,6 +192,21 @@ def test_home_first_balances_as_algorithm_2_with_less_than_half_the_bytes():
         assert ours.traffic_bytes.sum() < 0.5 * paper.traffic_bytes.sum()
 
 
+def test_short_samples_leave_as_wholes_from_the_end():
+    """Slot 0 has samples of 20 tokens in blocks of 16, slot 1 has half of them. The last samples of
+    slot 0 leave; one may be divided, where the load ends.
+    """
+    result = plan([[20] * 60, [20] * 30], 1, 1200, block_size=16, load_slack=0.0)
+    tiles = result.tiles
+    gone = (tiles.slot == 0) & (tiles.worker == 1)
+    first = int(tiles.start[gone].min())
+    assert (gone == ((tiles.slot == 0) & (tiles.start >= first))).all()
+    assert 880 < first < 920  # a quarter of 1200
+    assert len(result.far.query.count) == 1 and (tiles.worker[tiles.slot == 1] == 1).all()
+    assert result.imbalance < 0.01
+    check_plan(result)
+
+
 def test_tiles_are_divided_where_no_single_one_fits():
     rng = np.random.default_rng(3)
     for _ in range(5):

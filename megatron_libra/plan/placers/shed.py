@@ -5,7 +5,9 @@ blocks of its longest samples, of all heads, which have most pairs per query. Of
 as many of its last queries leave as are needed. A worker that keeps the early part of a run of
 neighbouring blocks for all heads still fetches the keys before it for all heads. So blocks of a run
 whose prices are within CLOSE of each other form a tier, which is given head by head: what stays of
-it is a few whole heads, and the keys of these alone are fetched.
+it is a few whole heads, and the keys of these alone are fetched. Neighbouring blocks of short
+samples all have their mean price and are given from the last one on, so that whole samples leave
+and what stays is one range: a worker whose own queries have many gaps must copy them.
 
 Example: a sample of 8 blocks on four workers, zigzag. The home of blocks 0 and 7 gives the first
 heads of block 7 (all heads, before it would touch block 0), the home of 3 and 4 those of block 4.
@@ -25,8 +27,11 @@ __all__ = ["Shed", "last_queries", "main_fragments", "shed_tiles"]
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
 CLOSE = 1.7
 """Ratio of prices below which blocks of a run are one tier; 1.3 to 2.5 differ by 2 % of bytes."""
+SHORT_SAMPLE = 4
+"""Blocks of a sample up to which it leaves as a whole."""
 NUM_TIERS = 128
 """CLOSE ** NUM_TIERS is beyond any ratio of pairs."""
 
@@ -103,21 +108,40 @@ def _in_order(problem: PlacementProblem, main: Int64, block: Int64) -> Int64:
 
 def _prices(problem: PlacementProblem, main: Int64) -> tuple[Float64, Int64, Float64]:
     """(N,) columns: pairs per byte of a block; its run, neighbours of one sample at one home; its
-    tier, the run's highest price divided by CLOSE until it is below CLOSE times the block's.
+    tier, the run's highest price divided by CLOSE until it is below CLOSE times the block's. A
+    block of short samples is a run of its own, in falling order of blocks.
     """
     blocks = problem.blocks
     keys = np.add.reduceat(blocks.fragment_stop, blocks.first_fragment[:-1])
     keys -= blocks.fragment_stop[main]  # the main sample's keys are shared by its other tiles
-    price = blocks.pairs / (problem.query_bytes + keys * problem.kv_token_bytes)
-    sample = blocks.fragment_sample[main]
-    starts = np.ones(blocks.num_blocks, np.bool_)
-    starts[1:] = (np.diff(blocks.home) != 0) | (np.diff(sample) != 0)
-    run = np.cumsum(starts) - 1
-    highest = np.maximum.reduceat(price, np.flatnonzero(starts))[run]
+    cost = problem.query_bytes + keys * problem.kv_token_bytes
+    run = np.cumsum(_differs(blocks.home, blocks.fragment_sample[main])) - 1
+    is_short = _short(problem, main, run)
+    stretch = np.cumsum(_differs(blocks.home, is_short, np.where(is_short, 0, run))) - 1
+    total = np.bincount(stretch, blocks.pairs)[stretch], np.bincount(stretch, cost)[stretch]
+    price = np.where(is_short, total[0] / total[1], blocks.pairs / cost)
+    highest = np.maximum.reduceat(price, np.flatnonzero(np.diff(run, prepend=-1)))[run]
     # products and quotients alone round the same on every host, logarithms do not
     steps = np.cumprod(np.full(NUM_TIERS, CLOSE)) / CLOSE
     tier = highest / steps[np.searchsorted(steps, highest / price, side="right") - 1]
-    return price, run, tier
+    falling = -1 - np.arange(blocks.num_blocks)
+    return price, np.where(is_short, falling, run), np.where(is_short, price, tier)
+
+
+def _short(problem: PlacementProblem, main: Int64, run: Int64) -> Bool:
+    """(N,) whether a block lies in the first SHORT_SAMPLE blocks of its sample, with not more of it
+    at its home."""
+    blocks = problem.blocks
+    most = SHORT_SAMPLE * int(blocks.num_tokens.max(initial=0))
+    found: Bool = (blocks.fragment_stop[main] <= most) & (np.bincount(run)[run] <= SHORT_SAMPLE + 1)
+    return found
+
+
+def _differs(*columns: NDArray[np.generic]) -> Bool:
+    """(N,) whether a row differs from the one before it in any column."""
+    found = np.ones(len(columns[0]), np.bool_)
+    found[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return found
 
 
 def _by_group(
