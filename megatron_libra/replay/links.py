@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from megatron_libra.executor.groups import nccl_options
 from megatron_libra.executor.local import run_workers
 from megatron_libra.replay.fit import least_squares
 from megatron_libra.replay.timing import run_seconds
@@ -90,10 +91,7 @@ def _median(run: Callable[[], None], device: torch.device) -> float:
 
 def _group(backend: str) -> dist.ProcessGroup | None:
     """As the executor's: behind FlashAttention's blocks, a usual stream would not get a turn."""
-    if backend != "nccl":
-        return None
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    return dist.new_group(pg_options=options)
+    return dist.new_group(pg_options=nccl_options()) if backend == "nccl" else None
 
 
 def _exchange(
