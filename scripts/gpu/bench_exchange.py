@@ -13,8 +13,8 @@ exchange  the same transfers with nothing packed or computed: all dispatches, th
 layer     libra_attention
 hidden    1 - (layer - compute) / exchange, each of the slowest worker; layer - compute is the
           median over the turns. Accepted: 0.90 with symmetric, 0.60 with nccl.
-of kernels  the same with kernels for compute: what moving rows on the device costs counts as not
-          hidden
++-        how well hidden is known: the standard error of that median over exchange. The clock of a
+          GPU under load makes single times differ by some percent.
 
 Twice, in fresh processes: CUDA_DEVICE_MAX_CONNECTIONS unset, and 1 as Megatron asks for. The part
 `memory` gives MiB of a layer above its inputs on the worker with the most, save and refetch; a wait
@@ -57,13 +57,15 @@ LIMITS = {"symmetric": 0.90, "nccl": 0.60, "gloo": -np.inf}
 GUESSED_LENGTH = 2700
 """Tokens of a sample whose exchange is as long as its compute on NVLink, both ways."""
 MOST_REMOTE = 0.5
+FEW = 5
+"""Turns of what is not subtracted."""
 CONNECTIONS = ("unset", "1")
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 SEQ_MULTIPLE = 256
 COLUMNS = (
     *("connections", "transport", "kernel", "heads", "share", "chunks", "tokens", "direction"),
     *("kernels_ms", "compute_ms", "exchange_ms", "layer_ms", "exchange/compute", "hidden"),
-    *("limit", "ok", "of kernels"),
+    *("+-", "limit", "ok"),
 )
 MEMORY_COLUMNS = (
     *("transport", "kernel", "heads", "share", "backward_kv", "input_mib", "forward_mib"),
@@ -171,8 +173,14 @@ def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime)
     }
     result = {}
     for name in ("forward", "backward"):
-        variants = {key: getattr(owner, name) for key, owner in owners.items()}
-        times = alternate(variants, world, repeats=case["repeats"])
+        times = {}
+        # a small difference of two long times needs the most turns
+        for keys, repeats in (
+            (("kernels", "exchange"), FEW),
+            (("compute", "layer"), case["repeats"]),
+        ):
+            variants = {key: getattr(owners[key], name) for key in keys}
+            times |= alternate(variants, world, repeats=repeats)
         result[name] = summary([*world.gather(times)], LIMITS[base_name(case["transport"])])
     return result
 
@@ -191,13 +199,15 @@ def summary(workers: list[dict[str, list[float]]], limit: float) -> Case:
     middle = medians(slowest)
     extra = median_difference(slowest["layer"], slowest["compute"])
     hidden = 1 - extra / middle["exchange"]
+    differences = np.subtract(slowest["layer"], slowest["compute"])
+    # of a median of normal values: 1.25 times that of their mean
+    error = 1.25 * differences.std(ddof=1) / len(differences) ** 0.5
     return {
         **{f"{name}_ms": value for name, value in middle.items()},
         "exchange/compute": middle["exchange"] / middle["compute"],
         "extra_ms": extra,
         "hidden": hidden,
-        "of kernels": 1
-        - median_difference(slowest["layer"], slowest["kernels"]) / middle["exchange"],
+        "+-": float(error / middle["exchange"]),
         "limit": limit if np.isfinite(limit) else "none",
         "ok": verdict(hidden, at_least=limit),
         "times": workers,
@@ -247,7 +257,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--chunks", type=int, default=None, help="M; by default by size")
     parser.add_argument("--ms", type=float, default=10, help="forward compute to aim for")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--connections", nargs="+", choices=CONNECTIONS, default=CONNECTIONS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -142,7 +142,9 @@ def test_hidden_is_what_the_layer_does_not_wait_for():
     slow["layer"] = [11.0, 11.0]
     found = summary([fast, slow], limit=0.6)
     assert (found["compute_ms"], found["exchange_ms"], found["extra_ms"]) == (10, 4, 1)
-    assert (found["hidden"], found["of kernels"], found["ok"]) == (0.75, 0.5, "pass")
+    assert (found["hidden"], found["+-"], found["ok"]) == (0.75, 0, "pass")
+    uneven = {**slow, "layer": [10.0, 12.0]}
+    assert summary([fast, uneven], limit=0.6)["+-"] == pytest.approx(1.25 * 2**0.5 / 2**0.5 / 4)
     assert summary([fast, slow], limit=0.9)["ok"] == "FAIL"
 
 
