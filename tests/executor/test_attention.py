@@ -214,7 +214,7 @@ def test_microbatches_interleave(mode: str) -> None:
 
 
 SCATTERED = plan_of(
-    pool([[5, 9] * 5, [8]], 80, 1, (8, 2, 8), block_size=4, head_split=2, chunks=2,
+    pool([[5, 9] * 5, [8]], 80, 1, (8, 2, 8), block_size=1, head_split=2, chunks=2,
          load_slack=0.0)
 )  # fmt: skip
 
