@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group.add_argument(
         "--libra-keep-one-queue",
         action="store_true",
-        help="Leave CUDA_DEVICE_MAX_CONNECTIONS=1 as it is. Without tensor parallelism it is unset "
-        "after Megatron's check, because NCCL's transfers overlap nothing with it.",
+        help="Let CUDA_DEVICE_MAX_CONNECTIONS=1 hold. Without tensor parallelism only Megatron's "
+        "check sees it, and CUDA starts without: NCCL's transfers overlap nothing with it.",
     )
     group.add_argument(
         "--libra-cpu",

@@ -2,8 +2,8 @@
 
     hook             called in megatron.training              to
     add_arguments    arguments.parse_args                     add the flags
-    begin            training.pretrain, first                 refuse; lift the one queue; set layer
-                                                              spec, forward step
+    begin            training.pretrain, first                 refuse; log how CUDA started; set
+                                                              layer spec, forward step
     data_loader      training.build_pretraining_data_loader   order the samples of each step
     data_iterators   training.build_train_valid_test_data_    put a plan to each batch
                      iterators
@@ -74,9 +74,9 @@ def begin(
     model = cfg_container.model
     refusals.check(args, model.transformer)
     session = Session(args)
-    lifted = connections.lift(args)
-    if lifted is not None:
-        print_rank_0(lifted, args.rank)
+    line = connections.report(args)
+    if line is not None:
+        print_rank_0(line, args.rank)
     model.transformer_layer_spec = wrap_spec(model.transformer_layer_spec)
     model.pre_wrap_hooks.append(session.connect)
     state.put(session)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_libra.integration import yaml
+from megatron_libra.integration import connections, yaml
 from megatron_libra.integration.errors import RunError
 
 __all__ = ["finish", "main", "prepare", "refuse"]
@@ -54,7 +54,7 @@ def prepare(settings: dict[str, Any] | None = None) -> None:
         settings: a run file's mapping; its words go before the command line's.
 
     Raises:
-        RunError: there is no GPU, and CPU was not asked for.
+        RunError: there is no GPU, and CPU was not asked for; or a setting does not suit its flag.
     """
     if "megatron.training" in sys.modules:
         return
@@ -63,6 +63,8 @@ def prepare(settings: dict[str, Any] | None = None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Megatron asserts it with context parallelism, on a CPU as well, where it means nothing.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    else:
+        connections.start(sys.argv[1:], settings)
     import torch
 
     if on_cpu:

@@ -1,7 +1,8 @@
 """What a patched Megatron calls. In: one of its functions and the arguments. Out: its result.
 
 patches/ decorates the functions that `install()` would replace; here the same extensions run
-without the launcher, which otherwise also repairs Megatron and prints faults as lines.
+without the launcher, which otherwise also repairs Megatron, prints faults as lines, and starts CUDA
+before the imports do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The run in progress: the only global of the package. In: a Session. Out: the same, for hooks.
 
 Megatron calls the hooks by name and hands them nothing of ours; everything else receives what it
-needs.
+needs. Beside the run stands how CUDA was started, once in a process and before any run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from megatron_libra.integration.session import Session
 
-__all__ = ["clear", "get", "put"]
+__all__ = ["clear", "get", "has_queues", "note_queues", "put"]
 
 _session: Session | None = None
+_has_queues = False
 
 
 def get() -> Session | None:
@@ -35,3 +36,14 @@ def clear() -> None:
     """Forget the run."""
     global _session
     _session = None
+
+
+def has_queues() -> bool:
+    """Whether libra has started CUDA in this process with several hardware queues."""
+    return _has_queues
+
+
+def note_queues() -> None:
+    """Remember that it has."""
+    global _has_queues
+    _has_queues = True
