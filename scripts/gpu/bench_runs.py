@@ -155,7 +155,8 @@ class Run:
     libra: tuple[str, ...]
     """--context-parallel-impl and the flags of libra."""
     connections: str
-    """CUDA_DEVICE_MAX_CONNECTIONS, or unset; Megatron asks for 1 with context parallelism."""
+    """CUDA_DEVICE_MAX_CONNECTIONS, or unset; Megatron asks for 1 with context parallelism. CUDA has
+    several queues with both, for ulysses and libra alike; 1 and --libra-keep-one-queue is one."""
 
     @property
     def data_parallel(self) -> int:

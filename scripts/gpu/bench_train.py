@@ -66,7 +66,13 @@ def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
     parser.add_argument("--head-split", type=int, default=1)
     parser.add_argument("--load-slack", type=float, default=0.01)
     parser.add_argument("--token-pairs", type=int, default=TOKEN_PAIRS)
-    parser.add_argument("--connections", choices=("1", "unset"), default="1")
+    parser.add_argument(
+        "--connections",
+        choices=("1", "unset"),
+        default="1",
+        help="CUDA_DEVICE_MAX_CONNECTIONS; CUDA has several queues with both, and one with 1 and "
+        "--extra --libra-keep-one-queue",
+    )
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="Megatron's flags")
     return parser
 

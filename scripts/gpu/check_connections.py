@@ -1,59 +1,59 @@
-"""When does the CUDA driver read CUDA_DEVICE_MAX_CONNECTIONS? In: one GPU. Out: a verdict.
+"""Do libra's runs get several hardware queues? In: one GPU. Out: a verdict, in 15 s.
 
-libra unsets it after Megatron's check (megatron_libra/integration/connections.py), when CUDA is
-initialized but has no context. Four processes have it set or not at the start, and after that
-point. Each runs two long kernels on a stream, then short ones on others: with one queue these wait
-for the first long one and end at half of the long ones' time (0.50), else at once (0.00).
+Each process has CUDA_DEVICE_MAX_CONNECTIONS as named, starts CUDA in a way, and runs two long
+kernels on a stream, then short ones on others, at normal and high priority: with one queue these
+wait for the first long one and end at half of the long ones' time (0.50), else at once (0.00).
+Ways: by torch alone; late: by torch, then connections.start, which must do nothing; libra: by
+connections.start before torch is imported, after which Megatron's check sees the 1.
 """
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from megatron_libra.integration import connections, state
 
-VARIABLE, ONE, UNSET = "CUDA_DEVICE_MAX_CONNECTIONS", "1", "unset"
-LONG, SHORT = 200_000_000, 100_000  # clock cycles, about 0.1 s and 0.05 ms
-
-
-def put(environment, value):
-    environment.pop(VARIABLE, None)
-    environment.update({} if value == UNSET else {VARIABLE: value})
+NAME, WORDS = "CUDA_DEVICE_MAX_CONNECTIONS", ["--context-parallel-impl=libra"]
+LONG, SHORT = 200_000_000, 100_000  # clock cycles: 0.1 s, 0.05 ms
+WAITS = {"unset torch": False, "1 torch": True, "1 late": True, "1 libra": False}
 
 
-def waits(later):
-    """When a short kernel ends at normal and at high priority, as shares of the long ones' time."""
-    torch.cuda.is_available()  # cuInit
-    torch.cuda.get_device_properties(torch.device("cuda:0")), torch.cuda.get_device_capability()
-    assert not torch._C._cuda_hasPrimaryContext(0), "Megatron's check makes a CUDA context"
-    put(os.environ, later)
+def shares(way):
+    connections.start(WORDS) if way == "libra" else None
+    import torch
+
+    assert torch.cuda.is_available() and torch.cuda.get_device_properties(0)
+    connections.start(WORDS) if way == "late" else None
+    assert state.has_queues() == (way == "libra"), f"started by libra: {state.has_queues()}"
+    assert way == "torch" or os.environ[NAME] == "1", "Megatron's check must see the 1"
+    assert not torch._C._cuda_hasPrimaryContext(0), "a CUDA context was made"
     torch.cuda.set_device(0)
     long, *others = [torch.cuda.Stream(priority=p) for p in (0, 0, 0, 0, -1, -1)]
-    work = [(long, LONG), (long, LONG), *((stream, SHORT) for stream in others)]
     for scale in (1000, 1):  # the first round loads the kernel
         torch.cuda.synchronize()
-        begin = torch.cuda.Event(enable_timing=True)
-        begin.record(long)
-        ends = [torch.cuda.Event(enable_timing=True) for _ in work]
-        for (stream, cycles), event in zip(work, ends, strict=True):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(8)]
+        events[0].record(long)
+        for stream, event in zip([long, long, *others], events[1:], strict=True):
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(cycles // scale)
+                torch.cuda._sleep((LONG if stream is long else SHORT) // scale)
                 event.record(stream)
         torch.cuda.synchronize()
-    total, *short = map(begin.elapsed_time, ends[1:])
-    return min(short[:3]) / total, min(short[3:]) / total
+    total, *short = map(events[0].elapsed_time, events[2:])
+    return f"{min(short[:3]) / total:.2f} {min(short[3:]) / total:.2f}"
 
 
 def main():
-    found = ""
-    for start, later in ((ONE, ONE), (ONE, UNSET), (UNSET, ONE), (UNSET, UNSET)):
-        put(os.environ, start)
-        shares = subprocess.check_output([sys.executable, __file__, later], text=True).split()
-        print(f"{start} at the start, {later} after:", *shares, flush=True)
-        found += "w" if float(shares[0]) > 0.3 else "-"
-    verdicts = {"w-w-": "lifting WORKS", "ww--": "lifting does NOTHING: cuInit reads it"}
-    print("VERDICT:", verdicts.get(found, f"unclear ({found}), do not rely on lifting"))
+    found = {}
+    for value, way in map(str.split, WAITS):
+        variable = ["-u", NAME] if value == "unset" else [f"{NAME}={value}"]
+        command = ["env", *variable, sys.executable, __file__, way]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        found[f"{value} {way}"] = None if done.returncode else float(done.stdout[:4]) > 0.3
+        print(f"{NAME} {value}, started by {way}:", done.stdout.strip() or "FAILED", flush=True)
+    print("VERDICT: connections.start", "WORKS" if found == WAITS else f"does NOTHING: {found}")
 
 
 if __name__ == "__main__":
-    print(*(f"{share:.2f}" for share in waits(sys.argv[1]))) if sys.argv[1:] else main()
+    print(shares(sys.argv[1])) if sys.argv[1:] else main()
