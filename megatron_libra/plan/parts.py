@@ -29,6 +29,8 @@ __all__ = ["EARLY", "FAR", "LATE", "NEAR", "parts_of", "pipeline_order"]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 NEAR, FAR, EARLY, LATE = range(4)
+LEAN = 0.25
+"""Share of the exchanging workers, those with the least local work, that say how much is late."""
 
 
 def pipeline_order(chunks: int) -> tuple[tuple[int, int], ...]:
@@ -52,7 +54,9 @@ def parts_of(samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worke
     Returns:
         (H, F) NEAR or FAR, or for all H alike EARLY or LATE. Local fragments of one sample are
         never divided between EARLY and LATE, because they share keys; a worker that exchanges
-        nothing has no LATE ones.
+        nothing has no LATE ones. Workers whose loads are alike keep about equally much for the end,
+        so that all reach their last return at one time: NCCL's kernels take SMs while they wait for
+        each other.
     """
     home = blocks.home[np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))]
     is_local = (worker == home).all(axis=0) & _has_keys_at_home(samples, blocks, layout)
@@ -65,7 +69,7 @@ def parts_of(samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worke
         worker=home[fragment],
         sample=blocks.fragment_sample[fragment],
         pairs=causal_pairs(blocks.fragment_start, blocks.fragment_stop)[fragment],
-        exchanging=worker[:, ~is_local],
+        exchanging=np.concatenate([worker[:, ~is_local].ravel(), home[~is_local]]),
     )
     part[:, fragment[late]] = LATE
     return part
@@ -92,18 +96,22 @@ def _starting(is_local: Bool, sample: Int64) -> Bool:
 
 def _late(*, worker: Int64, sample: Int64, pairs: Int64, exchanging: Int64) -> Int64:
     """Rows of the fragments to compute last: of each worker's samples, in order, the last ones that
-    together have at most half of its local pairs."""
+    together have at most half of its local pairs, and of those of LEAN exchanging workers."""
     order = np.lexsort((sample, worker))
     worker, sample, pairs = worker[order], sample[order], pairs[order]
     first = np.flatnonzero((np.diff(worker, prepend=-1) != 0) | (np.diff(sample, prepend=-1) != 0))
     if not len(first):
         return first
     owner, weight = worker[first], np.add.reduceat(pairs, first)
-    _, position = np.unique(owner, return_inverse=True)
-    total = np.bincount(position, weight)[position]
     ends = np.flatnonzero(np.diff(owner, append=-1))
+    _, position = np.unique(owner, return_inverse=True)
+    total = np.bincount(position, weight)
+    exchanges = np.isin(owner[ends], exchanging)
+    if not exchanges.any():
+        return first[:0]
+    most = np.minimum(total, np.quantile(total[exchanges], LEAN, method="lower"))[position]
     done = np.cumsum(weight)
     behind = done[ends][position] - done + weight  # this sample's and all later ones' pairs
-    is_late = (2 * behind <= total) & np.isin(owner, exchanging)
+    is_late = (2 * behind <= most) & exchanges[position]
     rows: Int64 = order[np.repeat(is_late, np.diff(first, append=len(worker)))]
     return rows

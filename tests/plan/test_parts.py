@@ -69,8 +69,24 @@ def test_late_work_is_at_most_half_and_only_where_something_is_exchanged(seed):
             pairs = [_pairs(r) for r in part.local.rounds]
             early = sum(pairs[: part.local.num_early_rounds])
             assert sum(pairs) - early <= early
-            if not (part.near.rounds or part.far.rounds):
+            sent = [x.query.send_count.sum() for x in (part.near, part.far)]
+            if not (part.near.rounds or part.far.rounds or sum(sent)):
                 assert part.local.num_early_rounds == len(part.local.rounds)
+
+
+def test_who_gives_and_who_takes_keep_equally_much_for_the_end():
+    """Slot 0 gives away a third of its samples; what it computes last is half of what slot 1 has at
+    home."""
+    config = LibraConfig(pool_size=2, block_size=64, chunks=1, load_slack=0.0)
+    plan = plan_pool([[64] * 60, [64] * 20], context_parallel_size=1, shape=SHAPE, config=config)
+    late, whole = [], []
+    for worker in (0, 1):
+        local = plan.worker_plan(worker).local
+        pairs = [_pairs(r) for r in local.rounds]
+        late.append(sum(pairs[local.num_early_rounds :]))
+        whole.append(sum(pairs))
+    assert whole[0] == 2 * whole[1]
+    assert late[0] == late[1] == whole[1] / 2
 
 
 def _pairs(plan_round):
