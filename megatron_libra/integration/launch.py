@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a script; exits with code 2, and a line for each fault, if the run cannot start."""
     try:
         config, script, words = _split(sys.argv[1:] if argv is None else argv)
-        settings = yaml.load(config) if config else {}
+        settings = yaml.load(config) if config is not None else {}
         sys.argv = [script, *words]
         # As python does for the script that it runs: its neighbours can be imported, and a script
         # in a Megatron checkout trains with that Megatron.

@@ -134,6 +134,7 @@ def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -
         "nothing": ([], ["usage: torchrun"]),
         "script": (["none.py"], ["SCRIPT (none.py) is not a file"]),
         "file": (["--config", "none.yaml", script], ["--config none.yaml: No such file"]),
+        "unset": (["--config=", script, *fine], ["--config : Is a directory; give the path"]),
         "typo": (["--config", "typo.yaml", script, *fine], ["did you mean seq-length?"]),
         "gpu": ([script, *on_gpu], ["no GPU is visible to torch; add --libra-cpu"]),
         "refused": (
