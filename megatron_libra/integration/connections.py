@@ -46,7 +46,11 @@ def start(words: Sequence[str], settings: Mapping[str, Any] | None = None) -> No
     Raises:
         RunError: a setting does not suit its flag.
     """
-    if not _only_the_check_wants_one(_read(words, settings or {})):
+    try:
+        flags = _read(words, settings or {})
+    except argparse.ArgumentError:  # a value for a flag that takes none: Megatron's parser says so
+        return
+    if not _only_the_check_wants_one(flags):
         return
     driver = _driver()
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED:
@@ -83,7 +87,7 @@ def report(args: argparse.Namespace) -> str | None:
 
 def _read(words: Sequence[str], settings: Mapping[str, Any]) -> argparse.Namespace:
     """The few flags that decide, before Megatron is imported and can parse all of them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     # Any value passes, and none: Megatron's parser says what is wrong with it.
     parser.add_argument("--context-parallel-impl", nargs="?", default="megatron")
     parser.add_argument("--tensor-model-parallel-size", nargs="?", default="1")
@@ -100,11 +104,19 @@ def _only_the_check_wants_one(args: argparse.Namespace) -> bool:
     return (
         os.environ.get(VARIABLE) == "1"
         and args.context_parallel_impl in ("libra", "ulysses")
-        and str(args.tensor_model_parallel_size) == "1"
+        and _is_one(args.tensor_model_parallel_size)
         and not args.use_mp_args_from_checkpoint_args
         and not args.libra_keep_one_queue
         and not args.libra_cpu
     )
+
+
+def _is_one(value: Any) -> bool:
+    """As Megatron's parser reads it."""
+    try:
+        return int(value) == 1
+    except (TypeError, ValueError):
+        return False
 
 
 def _driver() -> ctypes.CDLL | None:

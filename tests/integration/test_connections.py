@@ -77,8 +77,9 @@ def start(words: str, **settings: Any) -> str | None:
         ("--tensor-model-parallel-size 1 --context-parallel-impl libra",
          {"context-parallel-impl": "megatron", "tensor-model-parallel-size": 2}),
         ("--context-parallel-impl libra", {"libra-keep-one-queue": False}),
+        ("--context-parallel-impl libra --tensor-model-parallel-size 01", {}),
     ],
-    ids=["libra", "ulysses", "run file", "the command line wins", "false in the run file"],
+    ids=["libra", "ulysses", "run file", "the command line wins", "false in the run file", "01"],
 )  # fmt: skip
 def test_cuda_starts_without_it_and_megatron_sees_it(
     words: str, settings: dict[str, Any], driver: Driver
@@ -109,6 +110,14 @@ def test_it_holds_where_it_is_wanted(words: str, settings: dict[str, Any], drive
     assert start(words, **settings) is None
     assert driver.seen == []
     assert os.environ[VARIABLE] == "1"
+
+
+def test_a_wrong_flag_is_left_to_megatron_s_parser(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connections.start(["--context-parallel-impl", "libra", "--libra-keep-one-queue=1"])
+    assert driver.seen == [] and os.environ[VARIABLE] == "1"
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("value", [None, "8", "32"])

@@ -8,7 +8,8 @@ with the most pairs per byte (shed.py), mostly late blocks of its longest sample
 What was shed is then poured, KV group by KV group and latest block first, so that few workers fetch
 the same keys: while a group is larger than any room, the largest room takes as many tiles of it as
 fit, or as many last queries of one; what remains goes whole into the smallest room that holds it.
-So loads end at C, or some queries above it if tau is 0, and what leaves a sample are its last
+So loads end at C, or if tau is 0 above it by at most about half a query for each receiver, for a
+single query elsewhere would cost a tile of the kernel; and what leaves a sample are its last
 queries: those before them are computed in place. Where single queries are coarse (packed sequences
 of some hundred tokens), Algorithm 2 is tried too and the smaller largest load wins.
 
