@@ -17,7 +17,7 @@ from megatron_libra.executor.route_index import (
     index_route,
     positions_at_home,
 )
-from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute
+from megatron_libra.plan.worker_plan import MOST_GAPS, Round, WorkerPlan, WorkerRoute
 
 __all__ = ["LocalIndex", "PlanIndex", "index_plan"]
 
@@ -25,8 +25,6 @@ Int32 = NDArray[np.int32]
 LARGEST_GAP = 65_536
 """Query rows (tokens x heads) of a gap that a call in place skips; for more, another call is
 cheaper: a kernel needs about 0.4 ns for each in forward and 1.3 ns in backward."""
-MOST_GAPS = 32
-"""Each is filled by a gather of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

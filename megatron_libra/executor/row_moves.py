@@ -67,6 +67,8 @@ def gather_columns(columns: Sequence[torch.Tensor], index: torch.Tensor, out: to
         index: (n,) int32.
         out: (n, sum of widths), contiguous.
     """
+    if not len(out):
+        return
     first = columns[0]
     if len(columns) == 1 and first.dtype == out.dtype and first.is_contiguous():
         torch.index_select(first, 0, index, out=out)

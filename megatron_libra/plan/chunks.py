@@ -26,7 +26,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 NODE_WORKERS = 8
 """GPUs of a node: larger pools send far rows between nodes."""
-FLOPS_PER_BYTE = {"near": 1_700, "far": 13_000}
+INSIDE_FLOPS, BETWEEN_FLOPS = 1_700, 13_000
 """FLOPs of forward while a byte travels: 650 TFLOP/s against 390 GB/s inside a node, 50 between."""
 LAUNCH_FLOPS = 20_000_000_000
 """What a GPU computes while a chunk is launched, arranged and packed: about 30 us of a Hopper."""
@@ -60,17 +60,14 @@ def _exchange_flops(
     heads: HeadPartition, shape: AttentionShape, near: ExchangeTables, far: ExchangeTables
 ) -> tuple[Float64, Float64]:
     """(W,) what could be computed while a worker's rows arrive, and while its results leave."""
-    element = shape.head_dim * shape.bytes_per_element
+    far_flops = BETWEEN_FLOPS if far.num_workers > NODE_WORKERS else INSIDE_FLOPS
     arrive, leave = np.zeros((2, near.num_workers))
-    for name, part in (("near", near), ("far", far)):
-        slow = name == "far" and near.num_workers > NODE_WORKERS
-        flops = FLOPS_PER_BYTE["far" if slow else "near"]
-        moved = part.query_rows * (heads.query_heads_per_shard * element * flops)
-        keys = part.kv_rows * (2 * heads.kv_heads_per_shard * element * flops)
-        for matrix in (moved, keys):
+    for part, flops in ((near, INSIDE_FLOPS), (far, far_flops)):
+        queries, keys = part.sent_bytes(shape, heads)
+        for matrix in (queries, keys):
             np.fill_diagonal(matrix, 0)
-        arrive += (moved + keys).sum(axis=0)
-        leave += moved.sum(axis=0)
+        arrive += (queries + keys).sum(axis=0) * flops
+        leave += queries.sum(axis=0) * flops
     return arrive, leave
 
 
@@ -85,7 +82,7 @@ def _local_flops(
 ) -> tuple[Float64, Float64]:
     """(W,) FLOPs of forward of the early and the late half of the local part."""
     entries = local.entries
-    queries, keys = entries.num_queries.astype(np.int64), entries.num_keys.astype(np.int64)
+    queries, keys = entries.num_queries, entries.num_keys
     pairs = causal_pairs(keys - queries, keys) + token_pairs * queries
     is_early = entries.round < local.early_rounds[entries.worker]
     flops = pairs * (4.0 * shape.head_dim * shape.query_heads)

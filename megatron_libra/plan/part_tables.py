@@ -11,7 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.config import AttentionShape
 from megatron_libra.plan.exchange import RouteTable, kv_route, query_route, route_rows
+from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.rounds import ComputePlan, EntryTable, PartTables
 from megatron_libra.plan.sequences import SamplePool
@@ -50,6 +52,14 @@ class ExchangeTables:
     def kv_rows(self) -> Int64:
         """(W, W) rows (token x kv shard) of the kv route; the diagonal stays."""
         return route_rows(self.kv, self.num_workers)
+
+    def sent_bytes(self, shape: AttentionShape, heads: HeadPartition) -> tuple[Int64, Int64]:
+        """(W, W) bytes of Q, and of K and V, from source to destination; the diagonal stays."""
+        element = shape.head_dim * shape.bytes_per_element
+        return (
+            self.query_rows * (heads.query_heads_per_shard * element),
+            self.kv_rows * (2 * heads.kv_heads_per_shard * element),
+        )
 
     def part_of(self, worker: int) -> ExchangedPart:
         """One worker's part."""

@@ -102,10 +102,10 @@ class PoolPlan:
     @cached_property
     def traffic_bytes(self) -> Int64:
         """(W, W) bytes of one layer's forward, row source, column destination."""
-        element = self.shape.head_dim * self.shape.bytes_per_element
-        queries = self.query_rows * (self.heads.query_heads_per_shard * element)
-        keys = self.kv_rows * (2 * self.heads.kv_heads_per_shard * element)
-        moved = queries + queries.T + keys
+        moved = np.zeros((self.num_workers, self.num_workers), np.int64)
+        for part in (self.near, self.far):
+            queries, keys = part.sent_bytes(self.shape, self.heads)
+            moved += queries + queries.T + keys
         np.fill_diagonal(moved, 0)
         return moved
 

@@ -19,10 +19,12 @@ from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.rounds import EntryTable
 
-__all__ = ["ExchangedPart", "LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
+__all__ = ["MOST_GAPS", "ExchangedPart", "LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+MOST_GAPS = 32
+"""Of a local part that is computed in place; each gap is filled by a gather of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

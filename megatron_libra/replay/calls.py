@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
+from megatron_libra.plan.tiles import causal_pairs
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
 from megatron_libra.simulator.call_table import CallTable
 
@@ -49,8 +50,7 @@ class KernelCall:
     @property
     def flops(self) -> int:
         """Of one forward: 4 d for each causal query-key pair and query head."""
-        queries, keys = self.num_queries, self.num_keys
-        pairs = int((queries * (keys - queries) + queries * (queries + 1) // 2).sum())
+        pairs = int(causal_pairs(self.num_keys - self.num_queries, self.num_keys).sum())
         return 4 * self.head_dim * self.query_heads * pairs
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.parts import pipeline_order
 from megatron_libra.plan.pool_plan import PoolPlan
+from megatron_libra.plan.worker_plan import MOST_GAPS
 from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.timeline import PassTraffic
 
@@ -21,8 +22,6 @@ __all__ = ["Gathers", "PoolWork"]
 Int64 = NDArray[np.int64]
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
-MOST_GAPS = 32
-"""executor/plan_index.py has the same rule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +77,8 @@ class PoolWork:
         """Count a plan; the pool's first worker is the first of a node."""
         size, heads = plan.num_workers, plan.heads
         element = plan.shape.head_dim * plan.shape.bytes_per_element
-        query_row = heads.query_heads_per_shard * element
-        parts = plan.near, plan.far
-        query = np.stack([part.query_rows for part in parts]) * query_row
-        kv = np.stack([part.kv_rows for part in parts]) * (2 * heads.kv_heads_per_shard * element)
+        sent = [part.sent_bytes(plan.shape, heads) for part in (plan.near, plan.far)]
+        query, kv = (np.stack(parts) for parts in zip(*sent, strict=True))
         tokens = plan.seq_length // plan.context_parallel_size
         copied = _copied_tokens(plan.local.query, size, tokens)
         node = np.arange(size) // workers_per_node

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
-from bench_timing import alternate, median_difference, medians, peaks
+from bench_timing import alternate, medians, peaks
 from bench_work import (
     HEADS,
     Exchange,
@@ -197,9 +197,10 @@ def summary(workers: list[dict[str, list[float]]], limit: float) -> Case:
         for name in workers[0]
     }
     middle = medians(slowest)
-    extra = median_difference(slowest["layer"], slowest["compute"])
-    hidden = 1 - extra / middle["exchange"]
+    # of each turn: a drift of both does not touch it
     differences = np.subtract(slowest["layer"], slowest["compute"])
+    extra = float(np.median(differences))
+    hidden = 1 - extra / middle["exchange"]
     # of a median of normal values: 1.25 times that of their mean
     error = 1.25 * differences.std(ddof=1) / len(differences) ** 0.5
     return {

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from bench_common import World
 
-__all__ = ["alternate", "count_launches", "host_us", "median_difference", "medians", "peaks"]
+__all__ = ["alternate", "count_launches", "host_us", "medians", "peaks"]
 
 Call = Callable[[], Any]
 HEAD_START_CYCLES = 1_000_000
@@ -91,11 +91,6 @@ def alternate(
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     """The median of every list."""
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def median_difference(longer: list[float], shorter: list[float]) -> float:
-    """Median of the differences of each turn, which a drift of both does not touch."""
-    return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
 
 
 def host_us(call: Call, world: World, *, repeats: int = 20) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from megatron_libra.cli import main
+from tests.helpers.replay_cases import STEP
 
 POOL: dict[str, Any] = {
     "sequences": [[1200, 3000, 92], [4292]],
@@ -78,6 +79,12 @@ def write(tmp_path: Path) -> Callable[[object], Path]:
         return path
 
     return to_file
+
+
+@pytest.fixture
+def corpus(write: Callable[..., Path]) -> Path:
+    """Two steps of eight packed sequences, for libra replay."""
+    return write(STEP * 2, "packs.json")
 
 
 @pytest.fixture

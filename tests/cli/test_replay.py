@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
 from megatron_libra.simulator.calibration import built_in, model_json
-
-SIZES = ("--seq-length", 64, "--cp", 2, "--dp", 4, "--gbs", 8)
-HEADS = ("--query-heads", 4, "--kv-heads", 2, "--head-dim", 8)
-CHOICES = ("--pool-size", 2, "--block-size", 8, "--head-split", 2)
-SMALL = (*SIZES, *HEADS, *CHOICES, "--seeds", 0, "--processes", 1)
-PREDICTED = ("--measure", 0)
-STEP = [[64], [8] * 8, [8] * 8, [64], *[[4] * 16] * 4]
-
-
-@pytest.fixture
-def corpus(write) -> Path:
-    """Two steps of eight packed sequences."""
-    return write(STEP * 2, "packs.json")
+from tests.helpers.replay_cases import HEADS, PREDICTED, SIZES, SMALL
 
 
 def test_json_has_every_method_of_figure_13(libra, corpus):

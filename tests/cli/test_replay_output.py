@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-SIZES = ("--seq-length", 64, "--cp", 2, "--dp", 4, "--gbs", 8)
-HEADS = ("--query-heads", 4, "--kv-heads", 2, "--head-dim", 8)
-CHOICES = ("--pool-size", 2, "--block-size", 8, "--head-split", 2)
-SMALL = (*SIZES, *HEADS, *CHOICES, "--seeds", 0, "--processes", 1)
-PREDICTED = ("--measure", 0)
-STEP = [[64], [8] * 8, [8] * 8, [64], *[[4] * 16] * 4]
-
-
-@pytest.fixture
-def corpus(write) -> Path:
-    """Two steps of eight packed sequences."""
-    return write(STEP * 2, "packs.json")
+from tests.helpers.replay_cases import HEADS, PREDICTED, SIZES, SMALL
 
 
 @pytest.mark.parametrize("figure", ["5", "11", "13", "14", "15"])
