@@ -20,14 +20,15 @@ PACKAGE = ROOT / "megatron_libra"
 INNER = {
     "config": set(),
     "orphans": set(),
+    "extras": set(),
     "plan": {"config"},
-    "data": {"config", "plan", "orphans"},
-    "simulator": {"config", "plan", "data", "orphans"},
+    "data": {"config", "plan", "orphans", "extras"},
+    "simulator": {"config", "plan", "data", "orphans", "extras"},
     "bench": {"config", "plan", "data", "simulator"},
-    "executor": {"config", "plan", "orphans"},
+    "executor": {"config", "plan", "orphans", "extras"},
     "replay": {"config", "plan", "data", "simulator", "bench", "executor", "orphans"},
     "integration": {"config", "plan", "data", "executor", ""},
-    "cli": {"config", "plan", "data", "simulator", "bench", "executor", "replay", ""},
+    "cli": {"config", "plan", "data", "simulator", "bench", "executor", "replay", "extras", ""},
     # The package itself and `python -m megatron_libra.run`.
     "": {"config", "plan", "executor"},
     "run": {"integration"},
@@ -36,6 +37,7 @@ INNER = {
 OUTER = {
     "config": set(),
     "orphans": set(),
+    "extras": set(),
     "plan": {"numpy"},
     "data": {"numpy", "pyarrow"},
     "simulator": {"numpy", "matplotlib"},
@@ -213,4 +215,4 @@ def test_the_command_line_starts_without_torch():
         "sys.argv = ['libra', 'doctor']\nfrom megatron_libra.cli import main\nmain()",
     )
     assert (run.returncode, run.stderr) == (0, "")
-    assert "megatron-libra[megatron]" in " ".join(run.stdout.split())
+    assert "pip install -e '.[megatron]'" in " ".join(run.stdout.split())

@@ -23,6 +23,7 @@ from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.verification import Device
 from megatron_libra.config import CHOICES
+from megatron_libra.extras import install_hint
 from megatron_libra.simulator.calibration import built_in, model_json
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the simulator's cost model to it, and say how well it fits."""
     if importlib.util.find_spec("torch") is None:
-        raise ValueError(
-            "libra calibrate needs torch; install it with pip install 'megatron-libra[megatron]'."
-        )
+        raise ValueError(f"libra calibrate needs torch; {install_hint('megatron')}.")
     if transport not in TRANSPORTS:
         raise ValueError(f"--transport ({transport!r}) must be one of {', '.join(TRANSPORTS)}.")
     if from_calls is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_libra import __version__
 from megatron_libra.config import CHOICES
+from megatron_libra.extras import Extra, install_hint
 
 __all__ = ["examine"]
 
@@ -28,7 +29,6 @@ PACKAGES = (
     "pyarrow",
     "PyYAML",
 )
-EXTRA = "pip install 'megatron-libra[{}]'"
 USUAL_HEAD_DIM = 128
 
 
@@ -87,7 +87,7 @@ def _kernels(devices: list[str] | None) -> dict[str, Any]:
     """The kernels of LibraConfig.kernel, best first."""
     names = [name for name in CHOICES["kernel"] if name != "auto"]
     if devices is None:
-        missing = _entry(False, "torch is missing: " + EXTRA.format("megatron"))
+        missing = _entry(False, "torch is missing: " + install_hint("megatron"))
         return dict.fromkeys(names, missing)
     import torch
 
@@ -109,7 +109,7 @@ def _kernels(devices: list[str] | None) -> dict[str, Any]:
 
 def _transports(devices: list[str] | None) -> dict[str, Any]:
     if devices is None:
-        missing = _entry(False, "torch is missing: " + EXTRA.format("megatron"))
+        missing = _entry(False, "torch is missing: " + install_hint("megatron"))
         return {"symmetric": missing, "nccl": missing, "gloo": missing}
     import torch.distributed as dist
 
@@ -141,7 +141,7 @@ def _symmetric(devices: list[str]) -> dict[str, Any]:
 
 def _tasks(devices: list[str] | None) -> dict[str, Any]:
     """What a person wants to do, and the extra that is missing for it."""
-    wanted = {
+    wanted: dict[str, tuple[tuple[str, ...], Extra]] = {
         "train with Megatron": (("torch", "megatron.core", "psutil", "yaml"), "megatron"),
         "libra verify, calibrate, replay --measure": (("torch",), "megatron"),
         "FlashAttention-4, the fastest kernel on Hopper": (("flash_attn.cute",), "fa4"),
@@ -153,7 +153,7 @@ def _tasks(devices: list[str] | None) -> dict[str, Any]:
     }
     for task, (modules, extra) in wanted.items():
         missing = [module for module in modules if not _has(module)]
-        note = f"missing {', '.join(missing)}: {EXTRA.format(extra)}" if missing else "ready"
+        note = f"missing {', '.join(missing)}: {install_hint(extra)}" if missing else "ready"
         tasks[task] = _entry(not missing, note)
     training = tasks["train with Megatron"]
     if training["usable"] and not devices:

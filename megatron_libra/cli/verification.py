@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from megatron_libra.extras import install_hint
 from megatron_libra.plan.pool_plan import PoolPlan
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ def run_verification(plan: PoolPlan, *, device: str, seed: int, dump: Path | Non
         VerificationFailed: a worker failed or did not end in time.
     """
     if importlib.util.find_spec("torch") is None:
-        raise ValueError(
-            "libra verify needs torch; install it with pip install 'megatron-libra[megatron]'."
-        )
+        raise ValueError(f"libra verify needs torch; {install_hint('megatron')}.")
     _check_memory(plan)
     if dump is not None:
         _check_dump(dump)

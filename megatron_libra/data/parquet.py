@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from megatron_libra.data.rows import LengthRows, offsets_of
+from megatron_libra.extras import install_hint
 
 __all__ = ["read_parquet"]
 
@@ -28,8 +29,7 @@ def read_parquet(path: Path, column: str | None = None) -> LengthRows:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(
-            "reading .parquet needs pyarrow, which is not installed; "
-            "pip install 'megatron-libra[parquet]'."
+            f"reading .parquet needs pyarrow, which is not installed; {install_hint('parquet')}."
         ) from None
     try:
         name = _column_of_lengths(parquet.read_schema(path), column)

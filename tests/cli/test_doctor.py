@@ -41,7 +41,7 @@ def test_what_is_missing_comes_with_the_way_to_get_it(libra, monkeypatch):
     entry = libra("doctor", "--json").answer["tasks"]["lengths from Parquet"]
     assert entry == {
         "usable": False,
-        "note": "missing pyarrow: pip install 'megatron-libra[parquet]'",
+        "note": "missing pyarrow: pip install -e '.[parquet]' in the checkout",
     }
 
 

@@ -111,4 +111,4 @@ def test_cuda_without_enough_devices_is_refused(libra, write, monkeypatch):
 def test_torch_missing_is_said(libra, write, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run = libra("verify", write(SMALL))
-    assert run.code == 2 and "megatron-libra[megatron]" in run.err
+    assert run.code == 2 and "pip install -e '.[megatron]' in the checkout." in run.err

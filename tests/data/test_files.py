@@ -156,7 +156,7 @@ def test_parquet_without_pyarrow_names_the_extra(
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"needs pyarrow.*pip install 'megatron-libra\[parquet\]'"):
+    with pytest.raises(ValueError, match=r"needs pyarrow.*pip install -e '\.\[parquet\]'"):
         read_lengths(path)
 
 

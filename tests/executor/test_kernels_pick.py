@@ -67,12 +67,11 @@ def test_best_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_log_says_why_better_ones_were_passed_over_once(
     monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    offers(monkeypatch, fa4='not installed, pip install "megatron-libra[fa4]"', flash_attn="old")
+    offers(monkeypatch, fa4="not installed, pip install -e '.[fa4]'", flash_attn="old")
     for _ in range(3):
         take("auto", "cuda", torch.bfloat16)
     assert log.messages == [
-        'kernel torch_flash (fa4: not installed, pip install "megatron-libra[fa4]"; '
-        "flash_attn: old)"
+        "kernel torch_flash (fa4: not installed, pip install -e '.[fa4]'; flash_attn: old)"
     ]
 
 
@@ -86,11 +85,11 @@ def test_the_log_of_a_wish_and_of_the_cpu(
 
 
 def test_a_wish_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    offers(monkeypatch, fa4='not installed, pip install "megatron-libra[fa4]"')
+    offers(monkeypatch, fa4="not installed, pip install -e '.[fa4]'")
     with pytest.raises(ValueError) as caught:
         take("fa4", "cuda", torch.bfloat16)
     assert str(caught.value) == (
-        'kernel (fa4): fa4: not installed, pip install "megatron-libra[fa4]"; or ask for '
+        "kernel (fa4): fa4: not installed, pip install -e '.[fa4]'; or ask for "
         "kernel=reference (slow)."
     )
 

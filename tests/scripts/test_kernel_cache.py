@@ -153,5 +153,5 @@ def test_without_the_package(
     monkeypatch.setattr(importlib.metadata, "version", missing)
     argv = ["kernel_cache.py", "--out", str(tmp_path), "--heads", "4,1,64"]
     monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(SystemExit, match=r"fa4: not installed, pip install \"megatron-libra.fa4"):
+    with pytest.raises(SystemExit, match=r"fa4: not installed, pip install -e '\.\[fa4\]'"):
         script.main()

@@ -22,6 +22,7 @@ import torch
 
 from megatron_libra.executor.kernels.device import compute_capability
 from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable
+from megatron_libra.extras import install_hint
 from megatron_libra.plan.worker_plan import Round
 
 __all__ = ["PINNED_VERSION", "Fa4Kernel", "check_version", "offer_fa4"]
@@ -29,7 +30,7 @@ __all__ = ["PINNED_VERSION", "Fa4Kernel", "check_version", "offer_fa4"]
 PACKAGE = "flash-attn-4"
 PINNED_VERSION = "4.0.0b36"
 """Only pre-releases exist and their private calls change; this one was tested."""
-INSTALL = 'pip install "megatron-libra[fa4]"'
+INSTALL = install_hint("fa4")
 
 INT32_MAX = 2**31 - 1
 LARGEST_BLOCK = 128

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from megatron_libra.extras import install_hint
 from megatron_libra.simulator.plots.choices import (
     draw_grid,
     draw_pool_sizes,
@@ -35,8 +36,8 @@ def require_matplotlib() -> None:
     """ValueError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
-            "pictures need matplotlib, which is not installed; pip install "
-            "'megatron-libra[plots]', or leave the HTML report out."
+            f"pictures need matplotlib, which is not installed; {install_hint('plots')}, or leave "
+            "the HTML report out."
         )
 
 
