@@ -10,6 +10,8 @@ kernels   the worker's bare kernel calls, those of its local part included
 compute   libra_attention with a transport that moves nothing: the kernels, and rows packed,
           arranged and summed on the device
 exchange  the same transfers with nothing packed or computed: all dispatches, then all returns
+signals   with symmetric, libra_attention whose copies move no rows: it waits as ever, so what it
+          has over compute is waiting, and what layer has over it is the copies' memory traffic
 layer     libra_attention
 hidden    1 - (layer - compute) / exchange, each of the slowest worker; layer - compute is the
           median over the turns. Accepted: 0.90 with symmetric, 0.60 with nccl.
@@ -28,25 +30,16 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from bench_alone import Exchange, KernelCalls, copies_rows, signals_alone, without_transfers
 from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
 from bench_timing import alternate, medians, peaks
-from bench_work import (
-    HEADS,
-    Exchange,
-    KernelCalls,
-    Layer,
-    StillTransport,
-    forward_pairs,
-    runtime_of,
-    shape_of,
-)
+from bench_work import HEADS, Layer, forward_pairs, runtime_of, shape_of
 
 from megatron_libra import LibraConfig, PoolPlan, plan_pool
 from megatron_libra.executor.runtime import PoolRuntime
@@ -64,8 +57,8 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 SEQ_MULTIPLE = 256
 COLUMNS = (
     *("connections", "transport", "kernel", "heads", "share", "chunks", "tokens", "direction"),
-    *("kernels_ms", "compute_ms", "exchange_ms", "layer_ms", "exchange/compute", "hidden"),
-    *("+-", "limit", "ok"),
+    *("kernels_ms", "compute_ms", "exchange_ms", "signals_ms", "layer_ms", "exchange/compute"),
+    *("hidden", "+-", "limit", "ok"),
 )
 MEMORY_COLUMNS = (
     *("transport", "kernel", "heads", "share", "backward_kv", "input_mib", "forward_mib"),
@@ -163,11 +156,9 @@ def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime)
     """Both directions; each number is the slowest worker's."""
     mine = plan.worker_plan(world.worker)
     calls, exchange = KernelCalls(mine, runtime.kernel, world), Exchange(mine, runtime, world)
-    still = StillTransport(world.worker, world.num_workers)
-    alone = replace(runtime, dispatch=still, return_=still)
     owners = {
         "kernels": calls,
-        "compute": Layer(plan, world.worker, alone, world),
+        "compute": Layer(plan, world.worker, without_transfers(runtime, world), world),
         "exchange": exchange,
         "layer": Layer(plan, world.worker, runtime, world),
     }
@@ -180,9 +171,17 @@ def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime)
             (("compute", "layer"), case["repeats"]),
         ):
             variants = {key: getattr(owners[key], name) for key in keys}
+            if "layer" in variants and copies_rows(runtime):
+                variants["signals"] = partial(without_rows, variants["layer"], runtime)
             times |= alternate(variants, world, repeats=repeats)
         result[name] = summary([*world.gather(times)], LIMITS[base_name(case["transport"])])
     return result
+
+
+def without_rows(call: Callable[[], Any], runtime: PoolRuntime) -> None:
+    """The call, with signals but no rows between the workers."""
+    with signals_alone(runtime):
+        call()
 
 
 def base_name(transport: str) -> str:

@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from bench_alone import KernelCalls
 from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
 from bench_timing import alternate, count_launches, host_us, medians, peaks
-from bench_work import HEADS, KernelCalls, Layer, forward_pairs, long_tail, runtime_of, shape_of
+from bench_work import HEADS, Layer, forward_pairs, long_tail, runtime_of, shape_of
 
 from megatron_libra import LibraConfig, PoolPlan, plan_pool
 from megatron_libra.executor.runtime import PoolRuntime

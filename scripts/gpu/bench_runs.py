@@ -19,9 +19,10 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+from bench_alone import KernelCalls
 from bench_common import ROOT, Case, World
 from bench_timing import alternate, medians
-from bench_work import KernelCalls, runtime_of, scaled_rows
+from bench_work import runtime_of, scaled_rows
 
 from megatron_libra import AttentionShape, LibraConfig, plan_pool
 from megatron_libra.data.corpora import CORPORA, LongTail

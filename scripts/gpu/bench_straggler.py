@@ -38,6 +38,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from bench_alone import KernelCalls, without_transfers
 from bench_common import (
     TOKEN_PAIRS,
     Case,
@@ -51,15 +52,7 @@ from bench_common import (
     verdict,
 )
 from bench_timing import alternate, medians
-from bench_work import (
-    HEADS,
-    KernelCalls,
-    Layer,
-    StillTransport,
-    runtime_of,
-    scaled_rows,
-    shape_of,
-)
+from bench_work import HEADS, Layer, runtime_of, scaled_rows, shape_of
 
 from megatron_libra import LibraConfig, PoolPlan, order_window, plan_pool
 from megatron_libra.data.corpora import CORPORA
@@ -147,9 +140,8 @@ def time_of(
     """
     ulysses, libra = (plans[name] for name in IMPLEMENTATIONS)
     base = Layer(ulysses, worker, replace(runtime, config=ulysses.config), world)
-    still = StillTransport(worker, libra.num_workers)
     ours = replace(runtime, config=libra.config)
-    alone = replace(ours, dispatch=still, return_=still)
+    alone = without_transfers(ours, world)
     calls = {
         "ulysses": base,
         "libra": Layer(libra, worker, ours, world, inputs_of=base),

@@ -134,15 +134,17 @@ def test_hidden_is_what_the_layer_does_not_wait_for():
 
     fast = {
         "kernels": [8.0, 8.0],
+        "signals": [9.5, 9.5],
         "compute": [9.0, 9.0],
         "exchange": [4.0, 4.0],
         "layer": [10.0, 10.0],
     }
     slow = {"kernels": [9.0, 9.0], "compute": [10.0, 10.0], "exchange": [3.0] * 2}
-    slow["layer"] = [11.0, 11.0]
+    slow |= {"signals": [10.5, 10.5], "layer": [11.0, 11.0]}
     found = summary([fast, slow], limit=0.6)
     assert (found["compute_ms"], found["exchange_ms"], found["extra_ms"]) == (10, 4, 1)
     assert (found["hidden"], found["+-"], found["ok"]) == (0.75, 0, "pass")
+    assert found["signals_ms"] == 10.5
     uneven = {**slow, "layer": [10.0, 12.0]}
     assert summary([fast, uneven], limit=0.6)["+-"] == pytest.approx(1.25 * 2**0.5 / 2**0.5 / 4)
     assert summary([fast, slow], limit=0.9)["ok"] == "FAIL"
@@ -174,12 +176,12 @@ def test_scaled_rows_keep_the_skew():
     assert work.max() > 3 * work.mean()
 
 
-def pool_plan():
+def pool_plan(transport="gloo"):
     """Something moves, something stays, chunks share kv heads."""
     from bench_work import shape_of
 
     config = LibraConfig(
-        pool_size=2, block_size=32, head_split=2, chunks=2, transport="gloo", kernel="reference"
+        pool_size=2, block_size=32, head_split=2, chunks=2, transport=transport, kernel="reference"
     )
     return plan_pool(
         [[200, 9, 30], [40, 50, 3]],
@@ -189,7 +191,8 @@ def pool_plan():
 
 def weigh_parts(world, case):
     """Body of a case: pairs of the bare calls, bytes of the bare exchange."""
-    from bench_work import Exchange, KernelCalls, runtime_of
+    from bench_alone import Exchange, KernelCalls
+    from bench_work import runtime_of
 
     plan = pool_plan()
     mine = plan.worker_plan(world.worker)
@@ -218,6 +221,45 @@ def test_bare_parts_are_the_layer_s_own(tmp_path):
     traffic = plan.traffic_bytes
     assert traffic.sum() > 0
     assert rows[0]["bytes"] == [int(row.sum() - row[w]) for w, row in enumerate(traffic)]
+
+
+def leave_rows_out(world, case):
+    """Body of a case: outputs of one layer with its rows, with signals alone, with rows again, and
+    with a transport that moves nothing."""
+    from bench_alone import copies_rows, signals_alone, without_transfers
+    from bench_work import Layer, runtime_of
+
+    plan = pool_plan(transport="symmetric")
+    runtime = runtime_of(world, plan.config, plan.shape)
+    layer = Layer(plan, world.worker, runtime, world)
+    right = layer.forward()
+    for leaf in layer.leaves:
+        leaf.data.mul_(2)
+    changed = layer.forward()
+    for leaf in layer.leaves:
+        leaf.data.div_(2)
+    with signals_alone(runtime):
+        stale = layer.forward()
+    again = layer.forward()
+    still = Layer(plan, world.worker, without_transfers(runtime, world), world, inputs_of=layer)
+    alone = [still.forward() for _ in range(2)]
+    return {
+        "can": copies_rows(runtime),
+        "again": world.gather(bool((again == right).all())),
+        "stale": world.gather(bool((stale == right).all())),
+        "changed": world.gather(bool((changed == right).all())),
+        "alone": world.gather([bool((each == right).all()) for each in alone]),
+        "finite": world.gather([bool(each.isfinite().all()) for each in alone]),
+    }
+
+
+def test_a_layer_without_rows_waits_and_computes_with_other_rows(tmp_path):
+    (row,) = run(leave_rows_out, [{}], tmp_path)
+    assert row["can"] and row["again"] == [True, True]
+    assert row["changed"] == [False, False]
+    # worker 0 gives queries away; worker 1 computes its own tokens itself
+    assert row["stale"] == [False, True]
+    assert row["alone"] == [[False, False], [True, True]] and row["finite"] == [[True, True]] * 2
 
 
 def misbehave(world, case):
