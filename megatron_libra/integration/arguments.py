@@ -15,6 +15,7 @@ import textwrap
 from typing import Any
 
 from megatron_libra.config import CHOICES, AttentionShape, LibraConfig
+from megatron_libra.integration.flag_faults import explain_faults
 
 __all__ = ["IMPLEMENTATIONS", "add_arguments", "config_from_args", "field_docs", "shape_from_args"]
 
@@ -43,7 +44,7 @@ def flag_of(field_name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags; a parser that has them already is returned as it is.
+    """Add the flags; a wrong one is refused in a line. A parser that has them comes back as it is.
 
     It has the signature of Megatron's `extra_args_provider`.
     """
@@ -79,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Hide every GPU and train on CPU with gloo (tests and the quickstart; add "
         "--distributed-backend gloo --transformer-impl local).",
     )
+    flags = {name: action for action in group._group_actions for name in action.option_strings}
+    explain_faults(parser, flags)
     return parser
 
 

@@ -11,11 +11,10 @@ The words come before the command line's own, and argparse keeps the last, so th
 from __future__ import annotations
 
 import argparse
-import difflib
 from pathlib import Path
 from typing import Any
 
-from megatron_libra.integration.errors import RunError
+from megatron_libra.integration.errors import RunError, did_you_mean
 
 __all__ = ["expand", "load"]
 
@@ -63,15 +62,13 @@ def expand(settings: dict[str, Any], parser: argparse.ArgumentParser) -> list[st
     for key, value in settings.items():
         action = parser._option_string_actions.get(f"--{key}")
         if action is None:
-            raise RunError(f"{key}: no such flag; {_nearest(key, parser)}")
+            raise RunError(f"{key}: no such flag; {did_you_mean(key, _names(parser))}")
         words += _words(key, value, action)
     return words
 
 
-def _nearest(key: str, parser: argparse.ArgumentParser) -> str:
-    known = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "the script's --help lists the flags."
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    return [name[2:] for name in parser._option_string_actions if name.startswith("--")]
 
 
 def _words(key: str, value: Any, action: argparse.Action) -> list[str]:

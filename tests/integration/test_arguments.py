@@ -70,7 +70,11 @@ def test_ulysses_is_a_placer_on_pools_of_one() -> None:
 def test_unknown_choice_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--libra-placer", "best")
-    assert "home_first" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert line.startswith("megatron_libra: --libra-placer: invalid choice: 'best' (choose from ")
+    assert "home_first, paper" in line.replace("'", "")
+    assert line.endswith("; try --libra-placer home_first.\n")
 
 
 @pytest.mark.parametrize(

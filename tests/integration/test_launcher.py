@@ -121,7 +121,7 @@ def test_help_shows_the_flags_beside_megatrons(tmp_path: Path) -> None:
     output = finish(start([sys.executable, *LAUNCHER, str(SCRIPT), "--help"], tmp_path))
     assert "--libra-pool-size POOL_SIZE" in output
     assert "(e.g. 1.10 = 10%)" in " ".join(output.split())  # of Megatron, with a bare percent sign
-    assert "exceed the mean load to save traffic (0.03 = 3 %)" in " ".join(output.split())
+    assert "exceed the mean load to save traffic (0.01 = 1 %)" in " ".join(output.split())
 
 
 def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -> None:
@@ -136,6 +136,7 @@ def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -
         "file": (["--config", "none.yaml", script], ["--config none.yaml: No such file"]),
         "unset": (["--config=", script, *fine], ["--config : Is a directory; give the path"]),
         "typo": (["--config", "typo.yaml", script, *fine], ["did you mean seq-length?"]),
+        "flag": ([script, *fine, "--libra-pol-size", "4"], ["did you mean --libra-pool-size?"]),
         "gpu": ([script, *on_gpu], ["no GPU is visible to torch; add --libra-cpu"]),
         "refused": (
             [script, *fine, "--attention-dropout", "0.1", "--libra-pool-size", "3"],
@@ -153,3 +154,4 @@ def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -
         assert len(lines) == len(expected), (name, output)
         assert all(part in line for part, line in zip(expected, lines, strict=True)), (name, lines)
         assert "Traceback" not in output, (name, output)
+        assert "usage: pretrain_gpt.py" not in output, (name, output)
