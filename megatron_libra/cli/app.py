@@ -26,6 +26,7 @@ from megatron_libra.cli.lengths import lengths
 from megatron_libra.cli.replay import replay
 from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.cli.simulate import simulate
+from megatron_libra.cli.usage import is_usage_error, usage_line
 from megatron_libra.cli.verification import Device, VerificationFailed, run_verification
 from megatron_libra.config import CHOICES
 from megatron_libra.plan.vrsp import order_window
@@ -177,10 +178,9 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        # The usage errors of Typer, whose classes moved between its versions.
-        if not hasattr(error, "format_message"):
+        if not is_usage_error(error):
             raise
-        code = _complain(f"{error.format_message()} Try: libra --help.")
+        code = _complain(usage_line(error))
     sys.exit(code)
 
 

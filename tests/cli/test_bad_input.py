@@ -176,17 +176,25 @@ def test_a_killed_process_is_one_line(libra, write, pool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("arguments", "word", "end"),
     [
-        (["plan"], "Missing argument"),
-        (["plan", "a", "b"], "unexpected extra argument"),
-        (["plan", "--jsn", "a"], "No such option"),
-        (["paln", "a"], "Did you mean 'plan'?"),
-        (["--bogus"], "No such option"),
+        (["plan"], "Missing argument 'POOL.json'", "; try libra plan --help."),
+        (["plan", "a", "b"], "unexpected extra argument", " (b); try libra plan --help."),
+        (["plan", "--jsn", "a"], "No such option: --jsn", "; try libra plan --help."),
+        (["calibrate"], "Missing option '--out'", "; try libra calibrate --help."),
+        (["verify", "a", "--seed", "-1"], "'-1'", "; try libra verify --help."),
+        (["verify", "a", "--device", "tpu"], "'tpu'", "'cuda'; try libra verify --help."),
+        (["bench", "plans", "--processes", "x"], "'x'", "; try libra bench plans --help."),
+        (["paln", "a"], "'paln'", ". Did you mean 'plan'? Try libra --help."),
+        (["bench", "xyz"], "No such command 'xyz'", "; try libra bench --help."),
+        (["--bogus"], "No such option: --bogus", "; try libra --help."),
     ],
 )
-def test_faults_of_the_arguments(libra, arguments, word):
-    assert word in refused(libra(*arguments))
+def test_faults_of_the_arguments(libra, arguments, word, end):
+    """The value, and the help of the command that was called."""
+    message = refused(libra(*arguments))
+    assert word in message
+    assert message.endswith(end + "\n")
 
 
 def test_a_group_without_a_command_shows_its_help(libra):
