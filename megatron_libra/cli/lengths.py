@@ -1,6 +1,7 @@
-"""The command `libra lengths`. In: a file of lengths, or a jsonl to count. Out: a table or JSON.
+"""The command `libra lengths`. In: lengths, a preset, or a jsonl to count. Out: a table or JSON.
 
 libra lengths corpus.idx --seq-length 131072            distribution and attention skew
+libra lengths longtail-256k                             the same of a preset of libra simulate
 libra lengths chat.jsonl --tokenizer Qwen/Qwen3-8B      counts once, writes the sidecar
 """
 
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from megatron_libra.cli.given_options import given_options, refuse_given
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.conversations import fold_conversations
 from megatron_libra.data.files import read_lengths
@@ -31,13 +33,20 @@ from megatron_libra.data.summary import (
     summarize_lengths,
     summarize_skew,
 )
+from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
+from megatron_libra.simulator.job import PRESET_JOBS
 
 __all__ = ["lengths"]
+
+OF_FILES = ("tokenizer", "chat_template", "output", "workers", "column", "pack")
+"""Options that do nothing to a preset."""
 
 FilePath = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", help="Lengths (.json .npy .npz .parquet .idx) or SFT lines (.jsonl)."
+        metavar="FILE",
+        help="Lengths (.json .npy .npz .parquet .idx), SFT lines (.jsonl), or a preset: "
+        f"{', '.join(PRESET_JOBS)}.",
     ),
 ]
 Tokenizer = Annotated[
@@ -70,6 +79,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 def lengths(
+    context: typer.Context,
     file: FilePath,
     tokenizer: Tokenizer = None,
     chat_template: Template = None,
@@ -81,12 +91,20 @@ def lengths(
     as_json: AsJson = False,
 ) -> None:
     """Show the sample lengths and attention skew of a data set; count a .jsonl once."""
+    if pack not in PACKERS:
+        raise ValueError(f"--pack ({pack!r}) must be one of {', '.join(PACKERS)}.")
     sidecar = None
-    if tokenizer is not None:
+    if not file.suffix and not file.exists():
+        refuse_given(given_options(context), OF_FILES, f"not with a preset ({_preset(file)})")
+        rows = _rows_of_preset(file, seq_length)
+        seq_length = PRESET_JOBS[str(file)].seq_length
+    elif tokenizer is not None:
         sidecar = _count(file, tokenizer, chat_template, output, workers)
+        rows = load_sidecar(sidecar)
     elif chat_template or output:
         raise ValueError("--chat-template and --output are for counting; add --tokenizer NAME.")
-    rows = load_sidecar(sidecar) if sidecar else read_lengths(file, column=column)
+    else:
+        rows = read_lengths(file, column=column)
     if not rows.flat.any():
         raise ValueError(f"{file} has no sample with tokens; give lengths of at least 1.")
     skew = None
@@ -98,6 +116,28 @@ def lengths(
         typer.echo(json.dumps(_answer(summary, skew, sidecar), allow_nan=False))
     else:
         _show(file, summary, skew, sidecar)
+
+
+def _preset(file: Path) -> str:
+    """The name of a preset; ValueError for any other path of no file."""
+    if str(file) not in PRESET_JOBS:
+        raise ValueError(
+            f"{str(file)!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the "
+            "path of a file of lengths or one of these names."
+        )
+    return str(file)
+
+
+def _rows_of_preset(file: Path, seq_length: int | None) -> LengthRows:
+    """The packed sequences that libra simulate takes of a preset."""
+    job = PRESET_JOBS[_preset(file)]
+    corpus = load_corpus(
+        CorpusRequest(source=str(file)),
+        seq_length=seq_length or job.seq_length,
+        global_batch_size=job.global_batch_size,
+        context_parallel_size=job.context_parallel_size,
+    )
+    return corpus.rows
 
 
 def _count(
@@ -147,8 +187,6 @@ def _sequences(rows: LengthRows, seq_length: int, packer: str, *, is_chat: bool)
                 f"({longest} tokens); try --seq-length {longest}."
             )
         return rows
-    if packer not in PACKERS:
-        raise ValueError(f"--pack ({packer!r}) must be one of {', '.join(PACKERS)}.")
     return PACKERS[packer](rows.flat, seq_length).rows
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megatron_libra.data.corpora import packed_corpus
 from megatron_libra.data.sidecar import load_sidecar, sidecar_path
+from megatron_libra.data.summary import summarize_skew
 
 CHAT = [
     [("system", "abcd"), ("user", "efgh"), ("system", "ijkl")],
@@ -43,6 +46,39 @@ def test_packed_sequences_stay_as_they_are(libra: Callable[..., Any], tmp_path: 
     answer = libra("lengths", path, "--seq-length", 8, "--json").answer
     assert answer["skew"]["sequences"] == 3
     assert answer["skew"]["imbalance"] == pytest.approx(64 / (130 / 3) - 1)
+
+
+def test_a_preset_is_what_libra_simulate_takes(libra: Callable[..., Any]) -> None:
+    answer = libra("lengths", "longtail-256k", "--json").answer
+    rows = packed_corpus("longtail-256k", num_sequences=16 * 128, seed=0)
+    assert answer["skew"]["sequences"] == 2048
+    assert answer["lengths"]["tokens"] == int(rows.flat.sum())
+    assert answer["skew"] == asdict(summarize_skew(rows, 262_144))
+    assert libra("lengths", "longtail-256k", "--seq-length", 262_144, "--json").answer == answer
+    assert "longtail-1m" in libra("lengths", "longtail-1m").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["longtail-2m"], "'longtail-2m' is neither a file nor a preset (longtail-256k, longtail"),
+        (["longtail-256k", "--seq-length", 512], "seq_length (512) must be 262144 for longtail"),
+        (["longtail-256k", "--pack", "cut"], "--pack: not with a preset (longtail-256k); leave"),
+        (["longtail-256k", "--tokenizer", "byte"], "--tokenizer: not with a preset"),
+    ],
+)
+def test_faults_of_a_preset(libra: Callable[..., Any], words: list[Any], message: str) -> None:
+    run = libra("lengths", *words)
+    assert (run.code, run.out) == (2, "")
+    assert message in run.err and run.err.count("\n") == 1
+
+
+def test_a_file_with_the_name_of_a_preset_is_a_file(
+    libra: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("longtail-256k").write_text("[3]")
+    assert "suffix '' must be one of .json" in libra("lengths", "longtail-256k").err
 
 
 def test_a_table_for_people(libra: Callable[..., Any], tmp_path: Path) -> None:
@@ -80,6 +116,7 @@ def test_counting_to_another_file(libra: Callable[..., Any], chat: Path) -> None
         ("[3, 9]", ["--seq-length", 8, "--pack", "greedy"], "lengths[1] (9) must be at most"),
         ("[[3, 9]]", ["--seq-length", 8], "--seq-length (8) must be at least the longest"),
         ("[3]", ["--seq-length", 8, "--pack", "x"], "--pack ('x') must be one of cut"),
+        ("[3]", ["--pack", "x"], "--pack ('x') must be one of cut"),
         ("[3]", ["--tokenizer", "byte"], "counts the lines of a .jsonl"),
         ("[3]", ["--output", "x.npz"], "add --tokenizer NAME"),
         ("[3]", ["--column", "x"], "is for .parquet files"),
