@@ -29,6 +29,7 @@ from megatron_libra.cli.replay_request import (
     read_windows,
 )
 from megatron_libra.cli.replay_run import figure_5, finish
+from megatron_libra.cli.replay_size import check_samples, check_sizes
 from megatron_libra.cli.simulation import show_progress
 from megatron_libra.config import CHOICES, MAX_INTEGER
 from megatron_libra.replay.archive import load_replay, save_replay
@@ -45,6 +46,8 @@ __all__ = ["replay"]
 
 Size = int | None
 Rate = float | None
+MAX_PROCESSES = 1024
+"""All are started before the first pool is planned; more would only take memory."""
 INTER_NODE_HELP = f"Of a worker; default: FILE's, {INTER_NODE_GB_S:g} with a built-in model."
 
 
@@ -109,7 +112,9 @@ def replay(
     seconds: Annotated[float, _option("--seconds", "Of measuring.", min=0)] = 300.0,
     kernel: Annotated[str, _option("--kernel", f"{', '.join(CHOICES['kernel'])}.")] = "auto",
     device: Annotated[str, _option("--device", "cuda, or cpu to try it out.")] = "cuda",
-    processes: Annotated[Size, _option("--processes", "That plan; default: cores.", min=1)] = None,
+    processes: Annotated[
+        Size, _size("--processes", "That plan; default: cores.", MAX_PROCESSES)
+    ] = None,
     to_prepare: Annotated[
         Path | None, _option("--prepare", "Plan, write this .npz, and stop.")
     ] = None,
@@ -166,9 +171,11 @@ def replay(
         )
         choices = Choices(base=base, scope=scope, methods=tuple(method or FIGURE_13))
         series = FIGURES[figure].series(job, choices)
+        check_sizes(series, base)
         described, windows = read_windows(
             corpus, job, seeds=read_seeds(seeds), steps=steps, pack=pack
         )
+        check_samples(series, windows)
         with TaskPool(processes or os.cpu_count() or 1) as tasks, show_progress() as told:
             prepared = prepare(figure, described, windows, series, tasks, told("planning"))
     if to_prepare is not None:

@@ -30,6 +30,8 @@ Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
 SEED = 0
 """Of the sample of workers."""
+MAX_DIGITS = 18
+"""Of a number of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,10 @@ class Measuring:
             text = "2" if _has_cuda() else "0"
         if text != "all" and not text.isdecimal():
             raise ValueError(f"--measure ({text!r}) must be a number or all; try 2, or 0 for none.")
+        if len(text) > MAX_DIGITS:
+            raise ValueError(
+                f"--measure has {len(text)} digits; a pool has fewer workers; try all."
+            )
         if others["device"] not in ("cuda", "cpu"):
             raise ValueError(f"--device ({others['device']!r}) must be cuda or cpu.")
         if text == "0":

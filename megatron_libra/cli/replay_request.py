@@ -36,6 +36,10 @@ BLOCKS = 256
 POOL_SIZE = 8
 MAX_SEQUENCES = 2**15
 """Packed sequences of all steps and seeds; the default's 512 take about 20 s on two cores."""
+MAX_DIGITS = 18
+"""Of a seed."""
+MAX_LINK, MIN_RATE = 1e9, 1e-6
+"""Of GB/s and microseconds; beyond, bytes / s leave the range of floats or mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
         raise ValueError(f"--seeds ({text!r}) must be different numbers with commas; try 0,1,2,3.")
+    longest = max(map(len, words))
+    if longest > MAX_DIGITS:
+        raise ValueError(
+            f"--seeds has a number of {longest} digits; at most {MAX_DIGITS} are read; try 0,1,2,3."
+        )
     return tuple(map(int, words))
 
 
@@ -179,4 +188,9 @@ def linked(model: CostModel, given: dict[str, float | None]) -> CostModel:
             f"overlap_loss ({known['overlap_loss']:g}) must be from 0 to 1, the share of a hidden "
             f"transfer that computation loses; try {model.overlap_loss:g}."
         )
+    for name, value in known.items():
+        is_slow = name.endswith("_gb_s") and 0 < value < MIN_RATE
+        if is_slow or value > MAX_LINK:
+            rule = f"at least {MIN_RATE:g}" if is_slow else f"at most {MAX_LINK:g}"
+            raise ValueError(f"{name} ({value:g}) must be {rule}; try {getattr(model, name):g}.")
     return replace(model, **known)

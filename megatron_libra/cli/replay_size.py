@@ -1,0 +1,105 @@
+"""Which pools `libra replay` can plan. In: series, before or behind their windows. Out: a refusal.
+
+Limits are those of one plan, as for POOL.json; how many pools there are, replay_request.py limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
+from megatron_libra.config import MAX_INTEGER, LibraConfig
+from megatron_libra.data.rows import LengthRows
+from megatron_libra.replay.replay import Series
+
+__all__ = ["check_samples", "check_sizes"]
+
+MAX_CELLS = 2**28
+"""Blocks or samples x workers of a plan, above the limit of POOL.json: DistCA's scope at DP 128 and
+256K has half as many, and its plan takes 1.3 GB."""
+
+
+def check_sizes(series: Sequence[Series], base: LibraConfig) -> None:
+    """Return if every pool of the series can be planned, as far as sizes tell.
+
+    Args:
+        series: what is to be planned.
+        base: what the command line chose; a series may have its own B and H.
+
+    Raises:
+        ValueError: too many workers, tokens, tiles or cells of a pool.
+    """
+    for each in series:
+        _check_pool(each, base)
+
+
+def check_samples(series: Sequence[Series], windows: Sequence[LengthRows]) -> None:
+    """The same for the samples of the windows, the pools of most samples first.
+
+    Raises:
+        ValueError: samples x workers of a pool are too many.
+    """
+    for each in series:
+        size, workers = each.method.config.pool_size, _workers(each)
+        for window in windows:
+            samples = int(np.sort(np.diff(window.offsets))[-size:].sum())
+            if samples * workers > MAX_CELLS:
+                raise ValueError(
+                    f"{samples} samples in a pool on {workers} workers ({each.name}) are too many "
+                    f"for one plan (samples x workers above {MAX_CELLS}); {_smaller(each)}."
+                )
+
+
+def _workers(series: Series) -> int:
+    return series.method.config.pool_size * series.job.context_parallel_size
+
+
+def _check_pool(series: Series, base: LibraConfig) -> None:
+    config, job, workers = series.method.config, series.job, _workers(series)
+    pool = f"{config.pool_size} sequences x context_parallel_size ({job.context_parallel_size})"
+    if workers > MAX_WORKERS:
+        raise ValueError(
+            f"{pool} are {workers} workers of a pool ({series.name}); at most {MAX_WORKERS} are "
+            f"planned; {_smaller(series)}."
+        )
+    tokens = config.pool_size * job.seq_length
+    if tokens > MAX_INTEGER:
+        raise ValueError(
+            f"{config.pool_size} sequences of seq_length ({job.seq_length}) are {tokens} tokens of "
+            f"a pool ({series.name}); it holds at most {MAX_INTEGER}; {_smaller(series)}."
+        )
+    blocks = config.pool_size * (
+        job.seq_length // config.block_size + 2 * job.context_parallel_size
+    )
+    if blocks * config.head_split > MAX_TILES:
+        raise ValueError(
+            f"block_size ({config.block_size}) makes about {blocks * config.head_split} tiles of a "
+            f"pool ({series.name}); at most {MAX_TILES} are planned; "
+            f"{_coarser(series, base, MAX_TILES // config.head_split)}."
+        )
+    if blocks * workers > MAX_CELLS:
+        raise ValueError(
+            f"block_size ({config.block_size}) makes about {blocks} blocks of a pool "
+            f"({series.name}) on {workers} workers, too many for one plan (blocks x workers above "
+            f"{MAX_CELLS}); {_coarser(series, base, MAX_CELLS // workers)}."
+        )
+
+
+def _coarser(series: Series, base: LibraConfig, limit: int) -> str:
+    """The smallest B of at most `limit` blocks, if the series has the user's B and one helps."""
+    config, job = series.method.config, series.job
+    pieces = limit // config.pool_size - 2 * job.context_parallel_size
+    if pieces < 1 or config.block_size != base.block_size:
+        return _smaller(series)
+    return f"try --block-size {job.seq_length // (pieces + 1) + 1}"
+
+
+def _smaller(series: Series) -> str:
+    """A way out where the block does not help."""
+    return {
+        "distca": "use a smaller --dp, or leave it out: --method libra",
+        "ulysses": "use a smaller --cp or --seq-length",
+        "wlb": "use a smaller --cp or --seq-length",
+    }.get(series.method.name, "use a smaller --pool-size, --head-split or --cp")
