@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron_libra.data.numpy_files import read_npy as load_npy
 from megatron_libra.data.parquet import read_parquet
 from megatron_libra.data.rows import LengthRows, require_file
 from megatron_libra.data.sidecar import load_sidecar, sidecar_path
@@ -86,13 +87,7 @@ def _rows(values: list[Any]) -> LengthRows:
 
 def read_npy(path: Path) -> LengthRows:
     """A one-dimensional array of integers."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except Exception as error:  # NumPy raises a dozen kinds on damaged files
-        raise ValueError(
-            f"not a .npy file of numbers ({error}); write it with numpy.save."
-        ) from None
-    return LengthRows.from_flat(array)
+    return LengthRows.from_flat(load_npy(path))
 
 
 def read_idx(path: Path) -> LengthRows:

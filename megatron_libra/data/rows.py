@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from megatron_libra.data.numpy_files import read_npz
+
 __all__ = ["Int64", "LengthRows", "as_lengths", "offsets_of", "read_npz", "require_file"]
 
 Int64 = NDArray[np.int64]
@@ -170,17 +172,6 @@ class LengthRows:
 def offsets_of(counts: Int64) -> Int64:
     """(N + 1,) running sums from 0: the offsets of rows with these numbers of lengths."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npz file; ValueError if it is damaged or holds Python objects."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
-    except Exception as error:  # NumPy and zipfile raise a dozen kinds on damaged files
-        raise ValueError(
-            f"{path} is not a .npz file of arrays ({error}); write it again."
-        ) from None
 
 
 def require_file(path: Path) -> Path:

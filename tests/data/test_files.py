@@ -67,13 +67,13 @@ def test_bad_numpy(tmp_path: Path) -> None:
         (np.array([None]), "not a .npy file of numbers"),
     ]:
         np.save(path, array)
-        with pytest.raises(ValueError, match=f"a.npy: .*{message}"):
+        with pytest.raises(ValueError, match=f"a.npy(:| is) .*{message}"):
             read_lengths(path)
     path.write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match="a.npy: not a .npy file"):
+    with pytest.raises(ValueError, match="a.npy is not a .npy file"):
         read_lengths(path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="a.npy: not a .npy file"):
+    with pytest.raises(ValueError, match="a.npy is not a .npy file"):
         read_lengths(path)
 
 
@@ -185,7 +185,7 @@ def test_files_that_promise_too_much(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name}: .*{message}") as error:
+    with pytest.raises(ValueError, match=f"{name}(:| is) .*{message}") as error:
         read_lengths(path)
     assert "\n" not in str(error.value)
 
