@@ -10,12 +10,21 @@ import operator
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["DEFAULT_CHUNKS", "MAX_INTEGER", "AttentionShape", "LibraConfig", "positive_integer"]
+__all__ = [
+    "DEFAULT_CHUNKS",
+    "DEFAULT_LOAD_SLACK",
+    "MAX_INTEGER",
+    "AttentionShape",
+    "LibraConfig",
+    "positive_integer",
+]
 
 MAX_INTEGER = 2**31 - 1
 """Sizes and positions travel as int32."""
 DEFAULT_CHUNKS = 4
 """M of the paper, and the most where the size of the layer decides."""
+DEFAULT_LOAD_SLACK = 0.01
+"""tau; the paper has 0.03 (docs/simulator.md compares them)."""
 
 Layout = Literal["zigzag", "contiguous"]
 KVFetch = Literal["prefix", "group"]
@@ -116,8 +125,8 @@ class LibraConfig:
     """H, head shards; divides the query heads, and divides or is divided by the kv heads."""
     chunks: int | None = None
     """M, overlapped head chunks; divides query heads / H. None: by what is exchanged, at most 4."""
-    load_slack: float = 0.03
-    """tau, ratio by which a worker may exceed the mean load to save traffic (0.03 = 3 %)."""
+    load_slack: float = DEFAULT_LOAD_SLACK
+    """tau, ratio by which a worker may exceed the mean load to save traffic (0.01 = 1 %)."""
     token_pairs: int = 0
     """Pairs that a query token costs besides its own: 0 (paper), about 500 for short samples."""
     placer: str = "home_first"
@@ -146,14 +155,14 @@ class LibraConfig:
         if self.chunks is not None:
             _require_positive(self, "chunks")
         object.__setattr__(self, "token_pairs", whole_number("token_pairs", self.token_pairs))
-        for name, example in (("load_slack", 0.03), ("plan_timeout_s", 300)):
+        for name, example in (("load_slack", 0.01), ("plan_timeout_s", 300)):
             object.__setattr__(self, name, _number(name, getattr(self, name), example))
         if not isinstance(self.deterministic, bool):
             raise ValueError(
                 f"deterministic ({self.deterministic!r}) must be True or False; try True."
             )
         if not 0 <= self.load_slack < 1:
-            raise ValueError(f"load_slack ({self.load_slack!r}) must be in [0, 1); try 0.03.")
+            raise ValueError(f"load_slack ({self.load_slack!r}) must be in [0, 1); try 0.01.")
         if not self.plan_timeout_s > 0:
             raise ValueError(f"plan_timeout_s ({self.plan_timeout_s!r}) must be above 0; try 300.")
         for name, choices in CHOICES.items():

@@ -22,7 +22,7 @@ from megatron_libra.bench.planners.libra import plan_tiles
 from megatron_libra.bench.pools import BenchPool, BenchSet, load_pools
 from megatron_libra.bench.table import Cell, Column, RowTask, TableSpec
 
-__all__ = ["OURS", "planner_table", "target_table"]
+__all__ = ["ALGORITHM_2", "OURS", "planner_table", "target_table"]
 
 Plan = Callable[[BenchPool], Outcome]
 OURS: dict[str, Any] = {
@@ -32,6 +32,8 @@ OURS: dict[str, Any] = {
     "load_slack": 0.01,
 }
 """The default placer, with tiles that can balance a pool to 1 %."""
+ALGORITHM_2: dict[str, Any] = {"placer": "paper", "kv_fetch": "group", "load_slack": 0.03}
+"""The paper's placer and its tau; whole samples' K and V."""
 TARGETS = {
     "lengths_wlbllm-upsampled": (90.0, 6.0),
     "lengths_prolong": (21.0, 3.0),
@@ -70,7 +72,7 @@ def planner_table(bench_set: BenchSet) -> TableSpec:
 def _planners(bench_set: BenchSet) -> dict[str, Plan]:
     """By name; block sizes of Algorithm 2 are the paper's for the length of a sequence."""
     block = 4096 if bench_set.job.seq_length <= 262_144 else 8192
-    algorithm_2 = partial(plan_tiles, placer="paper", kv_fetch="group", block_size=block)
+    algorithm_2 = partial(plan_tiles, **ALGORITHM_2, block_size=block)
     ours = partial(plan_tiles, **OURS)
     return {
         "Ulysses": partial(plan_tiles, placer="ulysses", block_size=block),

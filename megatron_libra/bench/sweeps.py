@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.bench.comparison import OURS
+from megatron_libra.bench.comparison import ALGORITHM_2, OURS
 from megatron_libra.bench.planners.libra import make_plan
 from megatron_libra.bench.pools import BenchPool
 from megatron_libra.bench.table import Cell, Column, RowTask, TableSpec
@@ -167,11 +167,7 @@ def figure_14() -> TableSpec:
 def _figure_14_row(name: str, pool_size: int) -> tuple[Cell, ...]:
     steps = _Steps(name, PRESET_JOBS[SETS[name]], pool_size, seeds=(0, 1, 2, 3))
     tap, both, communication = FIGURE_14.get((name, pool_size), (None, None, None))
-    algorithm_2: dict[str, Any] = {
-        "placer": "paper",
-        "kv_fetch": "group",
-        "block_size": PAPER_TILES[name],
-    }
+    algorithm_2 = ALGORITHM_2 | {"block_size": PAPER_TILES[name]}
     given, placed = steps.pools(is_placed=False), steps.pools(is_placed=True)
     base = steps.ulysses()
     first, *_ = _straggler(given, **algorithm_2)
@@ -214,7 +210,7 @@ def _figure_15_row(name: str, block: int, heads: int) -> tuple[Cell, ...]:
     tiles: dict[str, Any] = {"block_size": block, "head_split": heads}
     placed = steps.pools(is_placed=True)
     base, limit = steps.ulysses(), steps.ideal()
-    theirs, paper_gb, heaviest = _straggler(placed, placer="paper", kv_fetch="group", **tiles)
+    theirs, paper_gb, heaviest = _straggler(placed, **ALGORITHM_2 | tiles)
     ours, our_gb, _ = _straggler(placed, **OURS | tiles)
     return (
         job.seq_length // block * heads,

@@ -17,7 +17,7 @@ import typer
 
 from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.simulation import show_progress, show_simulation
-from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.config import DEFAULT_LOAD_SLACK, AttentionShape, LibraConfig
 from megatron_libra.simulator.answer import simulation_answer
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
 from megatron_libra.simulator.candidates import Grid
@@ -85,7 +85,7 @@ def simulate(
     scopes: Annotated[str, _option("--scopes", "Of VRSP: microbatch,step,pipeline,off.")] = "",
     placers: Annotated[str, _option("--placers", "To try.")] = "home_first",
     chunks: Annotated[int, _option("--chunks", "M, or the most that fits an H.")] = 4,
-    load_slack: Annotated[float, _option("--load-slack", "tau.")] = 0.03,
+    load_slack: Annotated[float, _option("--load-slack", "tau.")] = DEFAULT_LOAD_SLACK,
     kv_fetch: Annotated[str, _option("--kv-fetch", "prefix or group.")] = "prefix",
     layout: Annotated[str, _option("--layout", "zigzag or contiguous.")] = "zigzag",
     backward_kv: Annotated[str, _option("--backward-kv", "save or refetch.")] = "save",

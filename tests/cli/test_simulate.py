@@ -52,6 +52,7 @@ def test_files_are_written(libra, corpus, tmp_path):
     assert libra("simulate", corpus, *SMALL, "--html", html, "--yaml", yaml).code == 0
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert "context-parallel-impl: libra\nlibra-pool-size: " in yaml.read_text()
+    assert "libra-load-slack: 0.01\n" in yaml.read_text(), "tau of LibraConfig and libra replay"
 
 
 def test_a_preset_brings_its_job(libra):

@@ -46,7 +46,7 @@ FINE: dict[str, Any] = {
     "libra_block_size": 64,
     "libra_head_split": 1,
     "libra_chunks": 2,
-    "libra_load_slack": 0.03,
+    "libra_load_slack": 0.01,
     "libra_token_pairs": 0,
     "libra_transport": "auto",
     "libra_placer": "home_first",
@@ -108,7 +108,7 @@ RELATED: dict[str, dict[str, Any]] = {
     },
     "seq_length (254) must be a multiple of 2 * context_parallel_size (4) for layout zigzag; "
     "try 256.": {"seq_length": 254},
-    "load_slack (2.0) must be in [0, 1); try 0.03.": {"libra_load_slack": 2.0},
+    "load_slack (2.0) must be in [0, 1); try 0.01.": {"libra_load_slack": 2.0},
     "--libra-log-file /dev/null/a.jsonl: Not a directory; give a file in a folder that the last "
     "rank can write.": {"libra_log_file": "/dev/null/a.jsonl"},
     "context_parallel_size (16) must divide the 8 query heads of a tensor-parallel rank for "

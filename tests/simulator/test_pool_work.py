@@ -40,7 +40,7 @@ def test_work_of_a_plan_by_hand() -> None:
     assert work.calls.worker.tolist() == [1, 0] and work.calls.num_keys.tolist() == [8, 4]
     assert work.own_query_bytes.tolist() == [[0, 4 * 4 * 8 * 2], [0, 0]]
     assert work.copied_query_bytes.tolist() == work.copied_kv_bytes.tolist() == [0, 0]
-    assert work.tile_over_target == pytest.approx(26 / (1.03 * 18))
+    assert work.tile_over_target == pytest.approx(26 / (1.01 * 18))
     assert work.imbalance == pytest.approx(26 / 18 - 1)
     assert PoolWork.of(plan, workers_per_node=2).inter_node_bytes == 0
 

@@ -53,5 +53,5 @@ def test_without_matplotlib_the_extra_is_named(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"megatron-libra\[plots\]"):
+    with pytest.raises(ValueError, match=r"\.\[plots\]"):
         draw(simulation, "skew")
