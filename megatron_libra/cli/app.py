@@ -23,6 +23,7 @@ from megatron_libra.cli.bench import bench
 from megatron_libra.cli.calibrate import calibrate
 from megatron_libra.cli.doctor import examine
 from megatron_libra.cli.lengths import lengths
+from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.replay import replay
 from megatron_libra.cli.request import faults_of, read_pool, read_window
 from megatron_libra.cli.simulate import simulate
@@ -110,6 +111,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Run one pool on local processes and compare with dense attention; exit 1 if it differs."""
+    require_writable(dump, inputs=[pool])
     with faults_of(pool):
         planned = read_pool(pool).plan()
     config = planned.config

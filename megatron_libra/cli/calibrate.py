@@ -23,6 +23,7 @@ from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.verification import Device
 from megatron_libra.config import CHOICES
+from megatron_libra.data.rows import require_file
 from megatron_libra.extras import install_hint
 from megatron_libra.simulator.calibration import built_in, model_json
 
@@ -72,9 +73,8 @@ def calibrate(
     if from_calls is not None:
         why = "not with --from-calls, which measures nothing"
         refuse_given(given_options(context), MEASURING, why)
-        if out.resolve() == from_calls.resolve():
-            raise ValueError(f"--out {out} would overwrite the calls; give it another file.")
-    require_writable(out, keep_calls)
+        require_file(from_calls)
+    require_writable(out, keep_calls, inputs=[from_calls])
     given = {
         "intra_node_gb_s": intra_node_gb_s,
         "inter_node_gb_s": inter_node_gb_s,

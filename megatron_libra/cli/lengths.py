@@ -21,12 +21,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from megatron_libra.cli.given_options import given_options, refuse_given
+from megatron_libra.cli.output_files import require_writable
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.conversations import fold_conversations
 from megatron_libra.data.files import read_lengths
 from megatron_libra.data.packing import PACKERS
 from megatron_libra.data.rows import LengthRows, require_file
-from megatron_libra.data.sidecar import build_sidecar, load_sidecar
+from megatron_libra.data.sidecar import build_sidecar, load_sidecar, sidecar_path
 from megatron_libra.data.summary import (
     LengthSummary,
     SkewSummary,
@@ -38,7 +39,8 @@ from megatron_libra.simulator.job import PRESET_JOBS
 
 __all__ = ["lengths"]
 
-OF_FILES = ("tokenizer", "chat_template", "output", "workers", "column", "pack")
+OF_COUNTING = ("chat_template", "output", "workers")
+OF_FILES = ("tokenizer", *OF_COUNTING, "column", "pack")
 """Options that do nothing to a preset."""
 
 FilePath = Annotated[
@@ -101,9 +103,10 @@ def lengths(
     elif tokenizer is not None:
         sidecar = _count(file, tokenizer, chat_template, output, workers)
         rows = load_sidecar(sidecar)
-    elif chat_template or output:
-        raise ValueError("--chat-template and --output are for counting; add --tokenizer NAME.")
     else:
+        refuse_given(
+            given_options(context), OF_COUNTING, "for counting, which --tokenizer NAME asks for"
+        )
         rows = read_lengths(file, column=column)
     if not rows.flat.any():
         raise ValueError(f"{file} has no sample with tokens; give lengths of at least 1.")
@@ -146,7 +149,9 @@ def _count(
     if file.suffix != ".jsonl":
         raise ValueError(f"--tokenizer counts the lines of a .jsonl, not of {file}; leave it out.")
     template = _read_template(chat_template) if chat_template else None
-    with _progress(f"Counting {require_file(file).name}", file.stat().st_size) as advance:
+    require_file(file)
+    require_writable(output or sidecar_path(file), inputs=[file, chat_template])
+    with _progress(f"Counting {file.name}", file.stat().st_size) as advance:
         return build_sidecar(
             file,
             tokenizer=tokenizer,

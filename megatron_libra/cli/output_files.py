@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["require_writable"]
 
 
-def require_writable(*paths: Path | None) -> None:
+def require_writable(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
     """Return if each path that is given can be written; no file is left behind or changed.
 
+    Args:
+        paths: of outputs.
+        inputs: files that the command reads, which no output may replace.
+
     Raises:
-        ValueError: a folder, a path in no folder, no permission, or one path twice.
+        ValueError: a folder, a path in no folder, no permission, one path twice, or an input.
     """
+    read = {path.resolve() for path in inputs if path is not None and path.is_file()}
     seen: set[Path] = set()
     for path in filter(None, paths):
         _check(path)
+        if path.resolve() in read:
+            raise ValueError(
+                f"{path} cannot be written: it is what this command reads; give another file."
+            )
         if path.resolve() in seen:
             raise ValueError(f"{path} is given for two outputs; give each its own file.")
         if path.is_file() or not path.exists():  # a device takes any number of outputs

@@ -118,7 +118,8 @@ def test_counting_to_another_file(libra: Callable[..., Any], chat: Path) -> None
         ("[3]", ["--seq-length", 8, "--pack", "x"], "--pack ('x') must be one of cut"),
         ("[3]", ["--pack", "x"], "--pack ('x') must be one of cut"),
         ("[3]", ["--tokenizer", "byte"], "counts the lines of a .jsonl"),
-        ("[3]", ["--output", "x.npz"], "add --tokenizer NAME"),
+        ("[3]", ["--output", "x.npz"], "--output: for counting, which --tokenizer NAME asks for"),
+        ("[3]", ["--workers", 2], "--workers: for counting, which --tokenizer NAME asks for"),
         ("[3]", ["--column", "x"], "is for .parquet files"),
         ("[3]", ["--workers", 0], "--workers"),
         ("[3]", ["--seq-length", 2**40], "--seq-length"),
@@ -140,8 +141,15 @@ def test_faults(
     [
         ("nothing", ["byte"], "a.jsonl, line 1: is not JSON"),
         ("{}", ["byte"], "a.jsonl, line 1: has no 'messages'"),
-        ("{}", ["byte", "--output", "no/folder/a.npz"], "cannot be written; give a file"),
-        ("{}", ["byte", "--output", "."], "cannot be written; give a file"),
+        (
+            "{}",
+            ["byte", "--output", "no/folder/a.npz"],
+            "cannot be written: no/folder is no folder",
+        ),
+        ("{}", ["byte", "--output", "."], "cannot be written: it is a folder"),
+        ("{}", ["byte", "--output", "/proc/a.npz"], "/proc/a.npz cannot be written: No such file"),
+        ("{}", ["byte", "--output", "a.jsonl"], "a.jsonl cannot be written: it is what this"),
+        ("{}", ["byte", "--output", "./a.jsonl"], "a.jsonl cannot be written: it is what this"),
         ("{}", ["json:loads"], "line 1: the counter raised TypeError"),
         ("{}", [":"], "tokenizer :: Empty module name; give MODULE:FUNCTION"),
         ("{}", ["byte", "--chat-template", "latin"], "latin: is not UTF-8"),
@@ -162,6 +170,7 @@ def test_faults_of_counting(
     assert (run.code, run.out) == (2, "")
     assert message in run.err
     assert run.err.count("\n") == 1
+    assert Path("a.jsonl").read_text() == content
 
 
 def test_a_jsonl_without_its_sidecar_names_the_command(

@@ -87,8 +87,9 @@ def test_a_failing_worker_is_exit_code_1_with_its_trace(libra, write, monkeypatc
         ({}, ["--device", "gpu"], ["--device", "gpu"]),
         ({}, ["--seed", "-1"], ["--seed"]),
         ({}, ["--seed", "x"], ["--seed"]),
-        ({}, ["--dump", "missing/folder/x.npz"], ["missing/folder", "create it"]),
-        ({}, ["--dump", "."], ["--dump", "."]),
+        ({}, ["--dump", "missing/folder/x.npz"], ["missing/folder is no folder; make it first"]),
+        ({}, ["--dump", "."], [". cannot be written: it is a folder"]),
+        ({}, ["--dump", "/proc/x.npz"], ["/proc/x.npz cannot be written"]),
         ({"libra": {"kernel": "torch_flash", "chunks": 1}}, [], ["torch_flash", "CUDA device"]),
         ({"seq_length": 10**9}, [], ["GiB", "fewer workers"]),
     ],
@@ -112,3 +113,10 @@ def test_torch_missing_is_said(libra, write, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run = libra("verify", write(SMALL))
     assert run.code == 2 and "pip install -e '.[megatron]' in the checkout." in run.err
+
+
+def test_the_pool_is_never_overwritten(libra, write):
+    path = write(SMALL)
+    run = libra("verify", path, "--dump", path)
+    assert run.code == 2 and "cannot be written: it is what this command reads" in run.err
+    assert path.read_text().startswith("{")

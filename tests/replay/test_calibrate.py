@@ -141,7 +141,7 @@ def test_the_command_names_the_file_of_a_single_call(
     assert _libra("--from-calls", path, "--out", out, monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err.startswith(f"error: {path}: no measurements")
     assert _libra("--from-calls", path, "--out", path, monkeypatch=monkeypatch) == 2
-    assert "would overwrite the calls" in capsys.readouterr().err
+    assert "it is what this command reads" in capsys.readouterr().err
     assert len(json.loads(path.read_text())["calls"]) == 1 and not out.exists()
 
 
