@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from megatron_libra import __version__
 from megatron_libra.cli import tables
@@ -182,7 +183,7 @@ def main() -> None:
     except Exception as error:
         if not is_usage_error(error):
             raise
-        code = _complain(usage_line(error))
+        code = _complain(usage_line(error, get_command(app), sys.argv[1:]))
     sys.exit(code)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_libra.cli.given_options import given_options, refuse_given
+from megatron_libra.cli.json_reader import short
 from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.verification import Device
@@ -35,6 +36,8 @@ __all__ = ["calibrate"]
 
 TRANSPORTS = ("symmetric", "nccl")
 CPU_TOKENS, CPU_FLOPS = 512, 5e8
+MAX_DIGITS = 20
+"""Python refuses to read integers of some thousand digits, in words of its own."""
 QUICK_TOKENS, QUICK_FLOPS = 16_384, 2e12
 HEADS_HELP = "Query x kv heads of the calls, such as 8x1,32x4; default: those of usual layers."
 MEASURING = ("kernel", "head_dim", "heads", "device", "seconds", "quick")
@@ -108,10 +111,13 @@ def _wish(
 
     if device is Device.cuda and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device; try --device cpu, which times the CPU.")
-    dims = tuple(sorted({_number(text, "--head-dim", "128,256") for text in head_dim.split(",")}))
-    unknown = [dim for dim in dims if dim not in HEADS]
+    known = {str(dim): dim for dim in HEADS}
+    unknown = [text for text in head_dim.split(",") if text.strip() not in known]
     if unknown:
-        raise ValueError(f"--head-dim ({unknown[0]}) must be one of {', '.join(map(str, HEADS))}.")
+        raise ValueError(
+            f"--head-dim ({short(unknown[0])}) must be of {', '.join(known)}; try --head-dim 128,256."
+        )
+    dims = tuple(sorted({known[text.strip()] for text in head_dim.split(",")}))
     quick, seconds = effort
     size = GridSize(QUICK_TOKENS, QUICK_FLOPS) if quick else GridSize()
     return CalibrationWish(
@@ -132,7 +138,11 @@ def _heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
     found = []
     for part in text.split(","):
         query, _, kv = part.partition("x")
-        pair = (_number(query, "--heads", "8x1,32x4"), _number(kv, "--heads", "8x1,32x4"))
+        if not (_is_number(query) and _is_number(kv)):
+            raise ValueError(
+                f"--heads ({short(part)}) must be numbers like 8x1; try --heads 8x1,32x4."
+            )
+        pair = (int(query), int(kv))
         if max(pair) > MAX_HEADS:
             raise ValueError(f"--heads ({part}): at most {MAX_HEADS} heads can be timed; try 8x1.")
         if pair[0] % pair[1]:
@@ -141,10 +151,9 @@ def _heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
     return tuple(found)
 
 
-def _number(text: str, name: str, example: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
-        raise ValueError(f"{name} ({text!r}) must be numbers; try {name} {example}.")
-    return int(text)
+def _is_number(text: str) -> bool:
+    """Whether it is an integer of at least 1 that int() reads, whatever its length."""
+    return text.strip().isdecimal() and len(text) <= MAX_DIGITS and int(text) > 0
 
 
 def _measured(wish: CalibrationWish, as_json: bool) -> Measurements:

@@ -5,7 +5,10 @@ Typer's classes moved between its versions, so errors are told by what they have
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from megatron_libra.cli.json_reader import short
 
 __all__ = ["is_usage_error", "usage_line"]
 
@@ -15,13 +18,19 @@ def is_usage_error(error: Exception) -> bool:
     return hasattr(error, "format_message")
 
 
-def usage_line(error: Any) -> str:
-    """What is wrong, with the value, and the help of the command that was called."""
+def usage_line(error: Any, command: Any, words: Sequence[str]) -> str:
+    """What is wrong, with the value, and the help of the command that was called.
+
+    Args:
+        error: Typer's.
+        command: the whole command line, as Typer builds it.
+        words: of the command line, without the program's name.
+    """
     text = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     value = _refused_value(error)
     if value is not None and repr(value) not in text:
-        text += f", not {value!r}"
-    way_out = f"try {_command(getattr(error, 'ctx', None))} --help."
+        text += f", not {short(value)}"
+    way_out = f"try {' '.join(_names(command, words))} --help."
     # A question of its own, such as "Did you mean 'plan'?", ends a sentence.
     return f"{text} {way_out.capitalize()}" if text.endswith("?") else f"{text}; {way_out}"
 
@@ -32,10 +41,12 @@ def _refused_value(error: Any) -> object:
     return errors()[0].get("input") if errors else None
 
 
-def _command(context: Any) -> str:
-    """libra and the names of its commands down to this context."""
-    names: list[str] = []
-    while context is not None and context.parent is not None:
-        names.insert(0, str(context.info_name))
-        context = context.parent
-    return " ".join(["libra", *names])
+def _names(command: Any, words: Sequence[str]) -> list[str]:
+    """libra and the commands that the first words name; not every error knows where it arose."""
+    names = ["libra"]
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        names.append(word)
+    return names

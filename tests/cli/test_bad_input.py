@@ -185,6 +185,11 @@ def test_a_killed_process_is_one_line(libra, write, pool, monkeypatch):
         (["verify", "a", "--seed", "-1"], "'-1'", "; try libra verify --help."),
         (["verify", "a", "--device", "tpu"], "'tpu'", "'cuda'; try libra verify --help."),
         (["bench", "plans", "--processes", "x"], "'x'", "; try libra bench plans --help."),
+        (
+            ["verify", "a", "--json=yes"],
+            "'--json' does not take a value",
+            "; try libra verify --help.",
+        ),
         (["paln", "a"], "'paln'", ". Did you mean 'plan'? Try libra --help."),
         (["bench", "xyz"], "No such command 'xyz'", "; try libra bench --help."),
         (["--bogus"], "No such option: --bogus", "; try libra --help."),

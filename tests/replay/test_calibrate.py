@@ -205,10 +205,13 @@ def test_the_command_on_this_cpu(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--head-dim", "80"), "--head-dim (80) must be one of 64, 128, 256"),
-        (("--head-dim", "x"), "--head-dim ('x') must be numbers; try --head-dim 128,256"),
+        (("--head-dim", "80"), "--head-dim ('80') must be of 64, 128, 256; try --head-dim 128,256"),
+        (("--head-dim", "64,x"), "--head-dim ('x') must be of 64, 128, 256"),
+        (("--head-dim", "9" * 5000), "must be of 64, 128, 256"),
         (("--heads", "8x3"), "--heads (8x3): kv heads must divide query heads"),
-        (("--heads", "8"), "--heads ('') must be numbers; try --heads 8x1,32x4"),
+        (("--heads", "8"), "--heads ('8') must be numbers like 8x1; try --heads 8x1,32x4"),
+        (("--heads", "0x1"), "--heads ('0x1') must be numbers like 8x1"),
+        (("--heads", "9" * 5000 + "x1"), "must be numbers like 8x1; try --heads 8x1,32x4"),
         (("--transport", "tcp"), "--transport ('tcp') must be one of symmetric, nccl"),
         (("--kernel", "fa4"), "kernel (fa4): fa4 needs a CUDA device"),
         (("--out", "none/x.json"), "none/x.json cannot be written: none is no folder"),
