@@ -115,7 +115,8 @@ def _wish(
     unknown = [text for text in head_dim.split(",") if text.strip() not in known]
     if unknown:
         raise ValueError(
-            f"--head-dim ({short(unknown[0])}) must be of {', '.join(known)}; try --head-dim 128,256."
+            f"--head-dim ({short(unknown[0])}) must be of {', '.join(known)}; "
+            "try --head-dim 128,256."
         )
     dims = tuple(sorted({known[text.strip()] for text in head_dim.split(",")}))
     quick, seconds = effort
