@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron_libra.data.json_faults import json_fault
 from megatron_libra.data.numpy_files import read_npy as load_npy
 from megatron_libra.data.parquet import read_parquet
 from megatron_libra.data.rows import LengthRows, require_file
@@ -22,6 +23,7 @@ from megatron_libra.data.sidecar import load_sidecar, sidecar_path
 __all__ = ["read_lengths"]
 
 IDX_MAGIC = b"MMIDIDX\x00\x00"
+EXAMPLE = "[1200, 3000] or [[1200, 3000], [4200]]"
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, dtype code, number of sequences, number of documents; int32 lengths follow."""
 
@@ -58,15 +60,14 @@ def read_json(path: Path) -> LengthRows:
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"not JSON ({error}); write [1200, 3000] or [[1200, 3000], [4200]]."
-        ) from None
+        raise ValueError(f"{json_fault(error)}; write {EXAMPLE}.") from None
     if isinstance(values, dict) and "sequences" in values:
         values = values["sequences"]
     if not isinstance(values, list):
+        text = json.dumps(values)
         raise ValueError(
-            f"holds a {type(values).__name__}, it must be a list; write [1200, 3000] or "
-            "[[1200, 3000], [4200]]."
+            f"holds {text if len(text) <= 40 else text[:37] + '...'}; it must be a list, or an "
+            f"object with the list as sequences; write {EXAMPLE}."
         )
     return _rows(values)
 

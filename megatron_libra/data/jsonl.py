@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from megatron_libra.data.counters import LineCounter, load_counter
+from megatron_libra.data.json_faults import json_fault
 from megatron_libra.data.rows import LengthRows, as_lengths
 from megatron_libra.orphans import end_with_parent
 
@@ -99,8 +100,8 @@ def _raised(error: Exception) -> str:
 def _count(counter: LineCounter, line: bytes) -> list[int]:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"is not JSON ({error}); write one JSON object a line.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{json_fault(error)}; write one JSON object a line.") from None
     counted = counter(record)
     counts = [counted] if isinstance(counted, int) else list(counted)
     as_lengths(counts, "tokens")

@@ -50,6 +50,11 @@ def _column_of_lengths(schema: Any, column: str | None) -> str:
         raise ValueError(
             "has no column of integers or of lists of integers; write the lengths into one."
         )
+    if column is None:
+        raise ValueError(
+            f"has {len(usable)} columns of integers or lists of integers ({', '.join(usable)}); "
+            f"name the one of lengths: --column {usable[0]}."
+        )
     raise ValueError(
         f"column ({column!r}) must name one of the columns of integers or lists of integers: "
         f"{', '.join(usable)}."

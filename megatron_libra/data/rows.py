@@ -177,7 +177,8 @@ def offsets_of(counts: Int64) -> Int64:
 def require_file(path: Path) -> Path:
     """The path; ValueError unless it is a file that may be read."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        kind = "is a folder" if path.is_dir() else "is no regular file"
+        what = kind if path.exists() else "does not exist"
         raise ValueError(f"{path} {what}; give the path of a file.")
     if not os.access(path, os.R_OK):
         raise ValueError(f"{path} may not be read by this user; check its permissions.")

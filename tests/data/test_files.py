@@ -38,10 +38,17 @@ def test_json(tmp_path: Path, content: str, expected: list[tuple[int, ...]]) -> 
         ("[[1], [2, null]]", r"a.json: lengths\[1\]\[1\] \(None\)"),
         ("[[1], 2]", r"a.json: entry 1 \(2\) must be like entry 0 \(\[1\]\)"),
         ("[1, [2]]", r"a.json: entry 1 \(\[2\]\) must be like entry 0 \(1\)"),
-        ("[1,", "a.json: not JSON .*write \\[1200, 3000\\]"),
-        ('{"lengths": [1]}', "a.json: holds a dict, it must be a list"),
-        ('{"sequences": 3}', "a.json: holds a int, it must be a list"),
-        ("\xff\xfe", "a.json: not JSON"),
+        ("[1,", r"a.json: is not JSON: line 1, column 4: .*; write \[1200, 3000\]"),
+        ("", r"a.json: is empty; write \[1200, 3000\]"),
+        (
+            '{"lengths": [1]}',
+            r"""a.json: holds {"lengths": \[1\]}; it must be a list, or an object""",
+        ),
+        ('{"sequences": 3}', "a.json: holds 3; it must be a list, or an object with the list as"),
+        ('{"sequences": null}', "a.json: holds null; it must be a list"),
+        ('"' + "a" * 99 + '"', r"""a.json: holds "a{36}\.\.\.; it must be"""),
+        ("[3, \xe4]", "a.json: is not UTF-8: byte 4 is 0xe4; write"),
+        ("[" + "9" * 5000 + "]", "a.json: has an integer of some thousand digits; write"),
     ],
 )
 def test_bad_json(tmp_path: Path, content: str, message: str) -> None:
@@ -122,7 +129,9 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, path, row_group_size=2)
     assert list(read_lengths(path, column="tokens")) == [(3,), (4,), (5,)]
     assert list(read_lengths(path, column="packs")) == [(1, 2), (), (3,)]
-    for column in (None, "name", "none"):
+    with pytest.raises(ValueError, match=r"has 3 .* \(tokens, packs, bad\); .*: --column tokens"):
+        read_lengths(path)
+    for column in ("name", "none", ""):
         with pytest.raises(ValueError, match=rf"column \({column!r}\) must .*: tokens, packs, bad"):
             read_lengths(path, column=column)
     with pytest.raises(ValueError, match="column 'bad' has null values"):
@@ -173,7 +182,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("deep.json", b"[" * 100_000, "not JSON"),
+        ("deep.json", b"[" * 100_000, "nests too deeply; write"),
         ("promises.npy", npy_of_shape(2**43), "not a .npy file of numbers"),
         ("broken.npy", npy_of_shape(3).replace(b"'<i8'", b"'<i8 "), "not a .npy file of numbers"),
         ("promises.idx", HEADER.pack(MAGIC, 1, 4, 2**40, 1), "0 of 1099511627776 lengths"),

@@ -81,6 +81,18 @@ def test_the_line_of_an_error_is_its_line_in_the_file(
         count_jsonl(path, tokenizer="byte")
 
 
+def test_a_line_that_python_cannot_read_is_one_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for line, reason in (
+        (b"[" * 100_000, "nests too deeply"),
+        (b"9" * 5000, "has an integer of some thousand digits"),
+        (b"\xff\xff", "is not UTF-8: byte 0 is 0xff"),
+    ):
+        path.write_bytes(line + b"\n")
+        with pytest.raises(ValueError, match=f"line 1: {reason}; write one JSON object a line"):
+            count_jsonl(path, tokenizer="byte")
+
+
 def test_a_file_without_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n \n")

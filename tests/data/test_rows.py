@@ -120,6 +120,8 @@ def test_require_file(tmp_path: Path) -> None:
         require_file(tmp_path)
     with pytest.raises(ValueError, match="does not exist"):
         require_file(tmp_path / "none")
+    with pytest.raises(ValueError, match="/dev/null is no regular file; give the path of a file"):
+        require_file(Path("/dev/null"))
 
 
 def test_offsets_of() -> None:
