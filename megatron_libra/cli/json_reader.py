@@ -18,6 +18,7 @@ from megatron_libra.config import MAX_INTEGER
 __all__ = ["JsonObject", "read_json", "short"]
 
 MAX_FILE_BYTES = 256 * 2**20
+MAX_DIGITS = 20
 
 
 def short(value: object, limit: int = 60) -> str:
@@ -84,7 +85,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse_integer(text: str) -> int:
-    if len(text) > 20:
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"{text[:12]}... has {len(text)} digits; integers go up to {MAX_INTEGER}.")
     return int(text)
 
@@ -94,6 +95,15 @@ def _parse_number(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"{text[:20]} is too large for a number; give a finite one.")
     return number
+
+
+def _whole_number(value: object) -> int | None:
+    """The number that 4292, 4292.0 and "4292" mean; none for true and 1.5."""
+    if type(value) is int or isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and len(value) <= MAX_DIGITS and value.strip().isdecimal():
+        return int(value)
+    return None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,14 +153,15 @@ class JsonObject:
     def integer(
         self, key: str, default: int = 1, maximum: int = MAX_INTEGER, minimum: int = 1
     ) -> int:
-        """An integer from minimum to maximum; default stands in for a missing key and is the way
-        out."""
+        """An integer from minimum to maximum; default stands in for a missing key and, where the
+        value says no number, is the way out."""
         value = self.values.get(key, default)
         if type(value) is not int or not minimum <= value <= maximum:
-            whole = isinstance(value, float) and value.is_integer() and minimum <= value <= maximum
+            number = _whole_number(value)
+            way_out = default if number is None or number < minimum else min(number, maximum)
             raise ValueError(
                 f"{self.where}{key} ({short(value)}) must be an integer from {minimum} to "
-                f"{maximum}; try {int(value) if whole else default}."
+                f"{maximum}; try {way_out}."
             )
         return value
 

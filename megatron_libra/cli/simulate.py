@@ -10,18 +10,33 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from megatron_libra.cli.json_reader import short
 from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.request import MAX_HEAD_DIM, MAX_HEADS
+from megatron_libra.cli.simulate_size import (
+    MAX_COUNT,
+    MAX_PROCESSES,
+    check_candidates,
+    check_preset,
+)
 from megatron_libra.cli.simulation import show_progress, show_simulation
-from megatron_libra.config import DEFAULT_LOAD_SLACK, AttentionShape, LibraConfig
+from megatron_libra.config import (
+    DEFAULT_LOAD_SLACK,
+    MAX_INTEGER,
+    AttentionShape,
+    LibraConfig,
+    divisors,
+)
 from megatron_libra.simulator.answer import simulation_answer
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
 from megatron_libra.simulator.candidates import Grid
-from megatron_libra.simulator.corpus import PACKINGS, CorpusRequest, load_corpus
+from megatron_libra.simulator.corpus import PACKINGS, PRESET_STEPS, CorpusRequest, load_corpus
 from megatron_libra.simulator.job import PRESET_JOBS, TrainingJob
 from megatron_libra.simulator.plots import require_matplotlib
 from megatron_libra.simulator.processes import TaskPool
@@ -37,7 +52,13 @@ def _option(names: str, help: str, **settings: Any) -> Any:
     return typer.Option(*names.split(), help=help, **settings)
 
 
+def _size(names: str, help: str, maximum: int = MAX_INTEGER) -> Any:
+    """From 1; Typer's refusal then has the option and the value as they were typed."""
+    return _option(names, help, min=1, max=maximum)
+
+
 Size = int | None
+MAX_DIGITS = len(str(MAX_INTEGER))
 
 
 def simulate(
@@ -49,24 +70,24 @@ def simulate(
             f"with its job: {', '.join(PRESET_JOBS)}.",
         ),
     ],
-    seq_length: Annotated[Size, _option("--seq-length", "L, tokens of a packed sequence.")] = None,
-    context_parallel_size: Annotated[Size, _option("--context-parallel-size --cp", "CP.")] = None,
-    data_parallel_size: Annotated[Size, _option("--data-parallel-size --dp", "DP.")] = None,
+    seq_length: Annotated[Size, _size("--seq-length", "L, tokens of a packed sequence.")] = None,
+    context_parallel_size: Annotated[Size, _size("--context-parallel-size --cp", "CP.")] = None,
+    data_parallel_size: Annotated[Size, _size("--data-parallel-size --dp", "DP.")] = None,
     global_batch_size: Annotated[
-        Size, _option("--global-batch-size --gbs", "Packed sequences of an optimizer step.")
+        Size, _size("--global-batch-size --gbs", "Packed sequences of an optimizer step.")
     ] = None,
-    query_heads: Annotated[Size, _option("--query-heads", "Of the model.")] = None,
-    kv_heads: Annotated[Size, _option("--kv-heads", "Of the model.")] = None,
-    head_dim: Annotated[Size, _option("--head-dim", "Elements of a head.")] = None,
-    tensor_parallel_size: Annotated[int, _option("--tensor-parallel-size --tp", "TP.", min=1)] = 1,
-    pipeline_parallel_size: Annotated[
-        int, _option("--pipeline-parallel-size --pp", "PP.", min=1)
+    query_heads: Annotated[Size, _size("--query-heads", "Of the model.", MAX_HEADS)] = None,
+    kv_heads: Annotated[Size, _size("--kv-heads", "Of the model.", MAX_HEADS)] = None,
+    head_dim: Annotated[Size, _size("--head-dim", "Elements of a head.", MAX_HEAD_DIM)] = None,
+    tensor_parallel_size: Annotated[int, _size("--tensor-parallel-size --tp", "TP.")] = 1,
+    pipeline_parallel_size: Annotated[int, _size("--pipeline-parallel-size --pp", "PP.")] = 1,
+    num_layers: Annotated[
+        int, _size("--num-layers", "Attention layers; 1: per layer.", MAX_COUNT)
     ] = 1,
-    num_layers: Annotated[int, _option("--num-layers", "Attention layers; 1: per layer.")] = 1,
     other_ms: Annotated[
         float, _option("--other-ms", "Ms of a microbatch on a stage besides core attention.")
     ] = 0.0,
-    gpus_per_node: Annotated[int, _option("--gpus-per-node", "GPUs of a node.", min=1)] = 8,
+    gpus_per_node: Annotated[int, _size("--gpus-per-node", "GPUs of a node.")] = 8,
     lockstep: Annotated[
         bool, _option("--lockstep", "Replicas wait for each other in every microbatch (FSDP).")
     ] = False,
@@ -76,22 +97,24 @@ def simulate(
         bool, _option("--shuffle/--no-shuffle", "Shuffle documents, as Megatron does.")
     ] = True,
     sequences: Annotated[
-        Size, _option("--sequences", "Packed sequences of a preset; default 16 steps.", min=1)
+        Size, _size("--sequences", f"Packed sequences of a preset; default {PRESET_STEPS} steps.")
     ] = None,
-    seed: Annotated[int, _option("--seed", "Of shuffles and samples.", min=0)] = 0,
+    seed: Annotated[int, _option("--seed", "Of shuffles and samples.", min=0, max=MAX_INTEGER)] = 0,
     pool_sizes: Annotated[str, _option("--pool-sizes", "P to try, such as 4,8.")] = "",
     block_sizes: Annotated[str, _option("--block-sizes", "B to try, tokens.")] = "",
     head_splits: Annotated[str, _option("--head-splits", "H to try.")] = "",
     scopes: Annotated[str, _option("--scopes", "Of VRSP: microbatch,step,pipeline,off.")] = "",
     placers: Annotated[str, _option("--placers", "To try.")] = "home_first",
-    chunks: Annotated[int, _option("--chunks", "M, or the most that fits an H.")] = 4,
+    chunks: Annotated[int, _size("--chunks", "M, or the most that fits an H.")] = 4,
     load_slack: Annotated[float, _option("--load-slack", "tau.")] = DEFAULT_LOAD_SLACK,
     kv_fetch: Annotated[str, _option("--kv-fetch", "prefix or group.")] = "prefix",
     layout: Annotated[str, _option("--layout", "zigzag or contiguous.")] = "zigzag",
     backward_kv: Annotated[str, _option("--backward-kv", "save or refetch.")] = "save",
-    screen_steps: Annotated[int, _option("--screen-steps", "Planned for all candidates.")] = 1,
-    steps: Annotated[int, _option("--steps", "Planned for the finalists.")] = 4,
-    finalists: Annotated[int, _option("--finalists", "Fastest of the screening.")] = 8,
+    screen_steps: Annotated[
+        int, _size("--screen-steps", "Planned for all candidates.", MAX_COUNT)
+    ] = 1,
+    steps: Annotated[int, _size("--steps", "Planned for the finalists.", MAX_COUNT)] = 4,
+    finalists: Annotated[int, _size("--finalists", "Fastest of the screening.", MAX_COUNT)] = 8,
     max_kv_gib: Annotated[
         float | None, _option("--max-kv-gib", "Most K and V of a layer on a worker.")
     ] = None,
@@ -99,7 +122,7 @@ def simulate(
         str, _option("--cost-model", f"{', '.join(BUILT_IN)}, or a calibration FILE.")
     ] = "h200-fa4",
     processes: Annotated[
-        int | None, _option("--processes", "Default: the CPU cores.", min=1)
+        Size, _size("--processes", "Default: the CPU cores.", MAX_PROCESSES)
     ] = None,
     html: Annotated[Path | None, _option("--html", "Write a report with pictures.")] = None,
     yaml: Annotated[Path | None, _option("--yaml", "Write the run file.")] = None,
@@ -149,7 +172,10 @@ def simulate(
         max_kv_gib=max_kv_gib,
         seed=seed,
     )
-    grid.candidates(job, base)  # faults that can be seen now are told before the work begins
+    # faults that can be seen now are told before the work begins
+    check_candidates(job, grid.candidates(job, base))
+    if corpus in PRESET_JOBS:
+        check_preset(job.global_batch_size, sequences)
     require_writable(html, yaml)
     if html:
         require_matplotlib()
@@ -197,14 +223,22 @@ def _job(
             f"missing {' '.join('--' + name.replace('_', '-') for name in missing)}; a file of "
             f"lengths says nothing about the job (only {', '.join(PRESET_JOBS)} have one)."
         )
-    for name in ("query_heads", "kv_heads"):
-        if known_heads[name] % tensor_parallel_size and known_heads[name] > tensor_parallel_size:
+    shape = _rank_shape(AttentionShape(**known_heads), tensor_parallel_size)
+    return TrainingJob(**known, shape=shape, **others)
+
+
+def _rank_shape(model: AttentionShape, size: int) -> AttentionShape:
+    """Heads of a tensor-parallel rank; below TP kv heads each is on several ranks."""
+    is_shared = model.kv_heads < size and not size % model.kv_heads
+    for name, heads in (("query_heads", model.query_heads), ("kv_heads", model.kv_heads)):
+        if heads % size and not (is_shared and name == "kv_heads"):
             raise ValueError(
-                f"tensor_parallel_size ({tensor_parallel_size}) must divide {name} "
-                f"({known_heads[name]}); try 1."
+                f"tensor_parallel_size ({size}) must divide {name} ({heads}); try one of "
+                f"{divisors(heads)}."
             )
-        known_heads[name] = max(1, known_heads[name] // tensor_parallel_size)
-    return TrainingJob(**known, shape=AttentionShape(**known_heads), **others)
+    return replace(
+        model, query_heads=model.query_heads // size, kv_heads=max(1, model.kv_heads // size)
+    )
 
 
 def _known(given: dict[str, Size], preset: TrainingJob | AttentionShape | None) -> dict[str, int]:
@@ -224,8 +258,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     for word in _words(text):
-        if not word.isdecimal():
+        if not (word.isascii() and word.isdecimal()):
             raise ValueError(f"{option} ({text!r}) must be numbers with commas; try 4,8.")
+        if len(word) > MAX_DIGITS or not 1 <= int(word) <= MAX_INTEGER:
+            raise ValueError(
+                f"{option} ({short(text)}) must be numbers from 1 to {MAX_INTEGER}; try 4,8."
+            )
     return tuple(map(int, _words(text)))
 
 

@@ -22,9 +22,11 @@ from megatron_libra.data.files import read_lengths
 from megatron_libra.data.packing import PACKERS
 from megatron_libra.data.rows import Int64, LengthRows
 
-__all__ = ["PACKINGS", "Corpus", "CorpusRequest", "LengthHistogram", "load_corpus"]
+__all__ = ["PACKINGS", "PRESET_STEPS", "Corpus", "CorpusRequest", "LengthHistogram", "load_corpus"]
 
 PACKINGS = ("auto", "none", *PACKERS)
+PRESET_STEPS = 16
+"""Optimizer steps of a preset corpus where nothing is said."""
 PACK_WINDOW = 20_000
 """Documents that best-fit packs together; processes share the corpus in multiples of it."""
 Map = Callable[
@@ -156,7 +158,7 @@ def _preset(request: CorpusRequest, seq_length: int, global_batch_size: int) -> 
             f"seq_length ({seq_length}) must be {expected} for {request.source}, whose documents "
             f"fill a whole sequence; leave it out."
         )
-    count = request.num_sequences or 16 * global_batch_size
+    count = request.num_sequences or PRESET_STEPS * global_batch_size
     rows = packed_corpus(request.source, num_sequences=count, seed=request.seed)
     return Corpus(request.source, rows, f"synthetic, best-fit, seed {request.seed}")
 

@@ -57,12 +57,17 @@ class TrainingJob:
                 f"data_parallel_size ({self.data_parallel_size}) must divide global_batch_size "
                 f"({self.global_batch_size}); try one of {divisors(self.global_batch_size)}."
             )
-        if self.seq_length % (2 * self.context_parallel_size):
+        pieces = 2 * self.context_parallel_size
+        if pieces > self.seq_length and self.seq_length % 2 == 0:
+            raise ValueError(
+                f"context_parallel_size ({self.context_parallel_size}) must be at most half of "
+                f"seq_length ({self.seq_length}); try "
+                f"{math.gcd(self.seq_length // 2, 8)}."
+            )
+        if self.seq_length % pieces:
             raise ValueError(
                 f"seq_length ({self.seq_length}) must be a multiple of 2 * context_parallel_size "
-                f"({2 * self.context_parallel_size}); try "
-                f"{-(-self.seq_length // (2 * self.context_parallel_size))}"
-                f" * {2 * self.context_parallel_size}."
+                f"({pieces}); try {-(-self.seq_length // pieces) * pieces}."
             )
         if not 0 <= self.other_ms < math.inf:
             raise ValueError(f"other_ms ({self.other_ms}) must be at least 0; try 0.")

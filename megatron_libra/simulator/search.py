@@ -61,6 +61,8 @@ class Effort:
         for name in ("screened_windows", "planned_windows", "finalists"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1; try 1.")
+        if self.max_kv_gib is not None and not self.max_kv_gib > 0:
+            raise ValueError(f"max_kv_gib ({self.max_kv_gib:g}) must be above 0; leave it out.")
 
 
 def simulate(
