@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import time
@@ -124,7 +125,7 @@ def _receive(
 ) -> str | None:
     """Store a worker's result, or return why there is none."""
     try:
-        succeeded, value = reader.recv()
+        succeeded, value = pickle.loads(reader.recv_bytes())
     except EOFError:
         process.join()
         code = process.exitcode or 0
@@ -143,12 +144,17 @@ def _work(
     end_with_parent()
     try:
         _join(settings)
-        writer.send((True, fn(*args)))
+        _send(writer, True, fn(*args))
         _leave()
     except BaseException:
-        writer.send((False, traceback.format_exc()))
+        _send(writer, False, traceback.format_exc())
         # peers may hang in a collective with this worker, so it does not leave the group in order
         os._exit(1)
+
+
+def _send(writer: Connection, succeeded: bool, value: Any) -> None:
+    # by value: Connection.send would share a tensor's memory, which goes away with this process
+    writer.send_bytes(pickle.dumps((succeeded, value)))
 
 
 def _join(settings: _Settings) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_libra.executor import local
 from megatron_libra.executor.local import WorkerFailed, run_workers
 
 
@@ -66,3 +69,19 @@ def test_a_failing_worker_ends_the_run(how: str, message: str) -> None:
 def test_a_hanging_worker_times_out() -> None:
     with pytest.raises(TimeoutError, match=r"workers \[.*1.*\] did not finish within 3 s"):
         run("hang", timeout_s=3.0)
+
+
+def a_tensor() -> torch.Tensor:
+    return torch.arange(3.0) + dist.get_rank()
+
+
+def test_tensors_outlive_their_worker(monkeypatch) -> None:
+    """Nobody looks at the results before all workers are gone."""
+
+    def late(readers: list[Connection], timeout: float) -> list[Any]:
+        time.sleep(2.0)
+        return wait(readers, timeout)
+
+    monkeypatch.setattr(local, "wait", late)
+    found = run_workers(a_tensor, 2, timeout_s=60)
+    assert [each.tolist() for each in found] == [[0, 1, 2], [1, 2, 3]]
