@@ -29,9 +29,10 @@ INNER = {
     "replay": {"config", "plan", "data", "simulator", "bench", "executor", "orphans"},
     "integration": {"config", "plan", "data", "executor", ""},
     "cli": {"config", "plan", "data", "simulator", "bench", "executor", "replay", "extras", ""},
-    # The package itself and `python -m megatron_libra.run`.
+    # The package itself, `python -m megatron_libra.run` and `python -m megatron_libra`.
     "": {"config", "plan", "executor"},
     "run": {"integration"},
+    "__main__": {"cli"},
 }
 """Layer -> layers of this package that it may import, besides itself; "" is the package itself."""
 OUTER = {
@@ -48,6 +49,7 @@ OUTER = {
     "cli": {"numpy", "rich", "torch", "typer"},
     "": set(),
     "run": set(),
+    "__main__": set(),
 }
 """Layer -> packages besides the standard library that it may import."""
 IMPURE = {

@@ -17,7 +17,7 @@ from megatron_libra.executor.route_index import (
     index_route,
     positions_at_home,
 )
-from megatron_libra.plan.worker_plan import MOST_GAPS, Round, WorkerPlan, WorkerRoute
+from megatron_libra.plan.worker_plan import Round, WorkerPlan, WorkerRoute, is_in_place
 
 __all__ = ["LocalIndex", "PlanIndex", "index_plan"]
 
@@ -42,11 +42,12 @@ class LocalIndex:
 
     @classmethod
     def of(cls, plan: WorkerPlan) -> LocalIndex:
-        """In place where most tokens are local, in few ranges."""
+        """In place or in copies, see is_in_place."""
         tokens = _index(plan, plan.local.query, 1).sent_rows
         ranges, num_tokens = TokenRanges.of(plan.local, tokens), plan.num_local_tokens
+        exchanged = sum(int(part.query.send_count.sum()) for part in plan.exchanged)
         gaps = ranges.gaps(num_tokens)
-        if 2 * len(tokens) >= num_tokens and len(gaps) <= MOST_GAPS:
+        if is_in_place(len(tokens), len(tokens) + exchanged // plan.heads.head_split, len(gaps)):
             rounds, num_early = ranges.rounds(LARGEST_GAP // plan.shape.query_heads)
             return cls(tokens, True, rounds, num_early, gaps)
         local = plan.local

@@ -19,12 +19,34 @@ from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.rounds import EntryTable
 
-__all__ = ["MOST_GAPS", "ExchangedPart", "LocalPart", "Round", "WorkerPlan", "WorkerRoute"]
+__all__ = [
+    "MOST_GAPS",
+    "ExchangedPart",
+    "LocalPart",
+    "Round",
+    "WorkerPlan",
+    "WorkerRoute",
+    "is_in_place",
+]
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 MOST_GAPS = 32
 """Of a local part that is computed in place; each gap is filled by a gather of its own."""
+
+
+def is_in_place(num_local: Int64 | int, num_computed: Int64 | int, num_gaps: Int64 | int) -> Bool:
+    """Whether workers compute their local part in the home tensors themselves, which copies nothing
+    but keeps them for backward: where it has most of the tokens, in few ranges.
+
+    Args:
+        num_local: (W,) or one, tokens of the local part.
+        num_computed: tokens of the home that somebody computes: all but padding.
+        num_gaps: ranges of home tokens between and around the local ones.
+    """
+    found: Bool = np.logical_and(2 * num_local >= num_computed, num_gaps <= MOST_GAPS)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.parts import pipeline_order
 from megatron_libra.plan.pool_plan import PoolPlan
-from megatron_libra.plan.worker_plan import MOST_GAPS
+from megatron_libra.plan.worker_plan import is_in_place
 from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.timeline import PassTraffic
 
@@ -80,7 +80,8 @@ class PoolWork:
         sent = [part.sent_bytes(plan.shape, heads) for part in (plan.near, plan.far)]
         query, kv = (np.stack(parts) for parts in zip(*sent, strict=True))
         tokens = plan.seq_length // plan.context_parallel_size
-        copied = _copied_tokens(plan.local.query, size, tokens)
+        exchanged = plan.query_rows.sum(axis=1) // heads.head_split
+        copied = _copied_tokens(plan.local.query, exchanged, tokens)
         node = np.arange(size) // workers_per_node
         total = int(plan.tiles.pairs.sum())
         return cls(
@@ -201,9 +202,15 @@ class PoolWork:
         return own
 
 
-def _copied_tokens(local: RouteTable, num_workers: int, num_tokens: int) -> Int64:
-    """(W,) tokens of the local part on workers where they are few, or lie in many ranges, of the
-    num_tokens of a worker."""
+def _copied_tokens(local: RouteTable, exchanged: Int64, num_tokens: int) -> Int64:
+    """(W,) tokens of the local part where it is not computed in place.
+
+    Args:
+        local: where the tokens of the local part are.
+        exchanged: (W,) tokens of each home in the other parts.
+        num_tokens: of a home, padding included.
+    """
+    num_workers = len(exchanged)
     order = np.lexsort((local.token, local.destination))
     worker, count = local.destination[order], local.count[order].astype(np.int64)
     start = local.token[order].astype(np.int64)
@@ -214,7 +221,7 @@ def _copied_tokens(local: RouteTable, num_workers: int, num_tokens: int) -> Int6
     num_gaps = np.bincount(worker[start > before], minlength=num_workers) + (last_stop < num_tokens)
     tokens = np.zeros(num_workers, np.int64)
     np.add.at(tokens, worker, count)
-    copied: Int64 = np.where((2 * tokens < num_tokens) | (num_gaps > MOST_GAPS), tokens, 0)
+    copied: Int64 = np.where(is_in_place(tokens, tokens + exchanged, num_gaps), 0, tokens)
     return copied
 
 

@@ -24,6 +24,7 @@ from megatron_libra.executor.kernels import pick_kernel
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.transport import LoopbackTransport
+from megatron_libra.plan import worker_plan
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.worker_plan import Round
 from tests.helpers.cases import CASES, plan_of, pool
@@ -221,7 +222,7 @@ SCATTERED = plan_of(
 
 def with_gaps(data: bytes, mode: str, largest_gap: int, most_gaps: int) -> tuple[Any, ...]:
     """Body of a worker: how the local part is computed, and the results."""
-    plan_index.LARGEST_GAP, plan_index.MOST_GAPS = largest_gap, most_gaps
+    plan_index.LARGEST_GAP, worker_plan.MOST_GAPS = largest_gap, most_gaps
     plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
     bound = bound_plan(plan, backward_kv=mode)
     in_place = bound.local.rows.index is None

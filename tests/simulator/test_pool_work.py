@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from megatron_libra.config import AttentionShape, LibraConfig
-from megatron_libra.executor.plan_index import MOST_GAPS, LocalIndex
+from megatron_libra.executor.plan_index import LocalIndex
 from megatron_libra.plan.exchange import RouteTable
 from megatron_libra.plan.parts import EARLY, FAR, NEAR
 from megatron_libra.plan.pool_plan import plan_pool
+from megatron_libra.plan.worker_plan import MOST_GAPS
 from megatron_libra.simulator import pool_work
 from megatron_libra.simulator.call_table import part_weights
 from megatron_libra.simulator.pool_work import PoolWork
@@ -73,13 +74,14 @@ def test_copies_are_made_where_the_executor_makes_them(layout: str) -> None:
     rng, seen = np.random.default_rng(4), set()
     config = LibraConfig(pool_size=4, block_size=16, placer="paper", layout=layout)
     shape = AttentionShape(query_heads=4, kv_heads=2, head_dim=8)
-    for cp, longest in itertools.product((1, 2), (6, 60, 600)):
+    for cp, longest, seq_length in itertools.product((1, 2), (6, 60, 600), (640, 1600)):
         rows = [rng.integers(1, longest, 400) for _ in range(3)]
         plan = plan_pool(
             [[600], *(row[np.cumsum(row) <= 640].tolist() for row in rows)],
             context_parallel_size=cp,
             shape=shape,
             config=config,
+            seq_length=seq_length,
         )
         work = PoolWork.of(plan, workers_per_node=8)
         for worker in range(plan.num_workers):
@@ -98,7 +100,14 @@ def test_many_gaps_are_not_skipped() -> None:
     token = np.concatenate([4 * np.arange(n) for n in count]).astype(np.int32)[::-1]
     threes, zeros = np.full(sum(count), 3, np.int32), np.zeros(sum(count), np.int32)
     route = RouteTable(worker, worker, token, threes, zeros, zeros)
-    assert pool_work.MOST_GAPS == MOST_GAPS
     for num_tokens, copied in ((4 * count[0], 0), (4 * count[1], 3 * count[1])):
-        one = pool_work._copied_tokens(route, 2, num_tokens)
+        one = pool_work._copied_tokens(route, np.array(count), num_tokens)
         assert one[int(copied > 0)] == copied
+
+
+def test_padding_is_not_a_reason_for_copies() -> None:
+    """One range of 3 tokens of 100: in place unless more than 3 others are exchanged."""
+    one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
+    route = RouteTable(zero, zero, one, 3 * one, zero, zero)
+    copied = [int(pool_work._copied_tokens(route, np.array([n]), 100)[0]) for n in (0, 3, 4)]
+    assert copied == [0, 0, 3]
