@@ -175,7 +175,7 @@ def replay(
         described, windows = read_windows(
             corpus, job, seeds=read_seeds(seeds), steps=steps, pack=pack
         )
-        check_samples(series, windows)
+        check_samples(series, base, windows)
         with TaskPool(processes or os.cpu_count() or 1) as tasks, show_progress() as told:
             prepared = prepare(figure, described, windows, series, tasks, told("planning"))
     if to_prepare is not None:

@@ -35,8 +35,10 @@ def check_sizes(series: Sequence[Series], base: LibraConfig) -> None:
         _check_pool(each, base)
 
 
-def check_samples(series: Sequence[Series], windows: Sequence[LengthRows]) -> None:
-    """The same for the samples of the windows, the pools of most samples first.
+def check_samples(
+    series: Sequence[Series], base: LibraConfig, windows: Sequence[LengthRows]
+) -> None:
+    """The same for the samples of the windows, as if the rows of most samples met in one pool.
 
     Raises:
         ValueError: samples x workers of a pool are too many.
@@ -48,7 +50,7 @@ def check_samples(series: Sequence[Series], windows: Sequence[LengthRows]) -> No
             if samples * workers > MAX_CELLS:
                 raise ValueError(
                     f"{samples} samples in a pool on {workers} workers ({each.name}) are too many "
-                    f"for one plan (samples x workers above {MAX_CELLS}); {_smaller(each)}."
+                    f"for one plan (samples x workers above {MAX_CELLS}); {_smaller(each, base)}."
                 )
 
 
@@ -62,13 +64,13 @@ def _check_pool(series: Series, base: LibraConfig) -> None:
     if workers > MAX_WORKERS:
         raise ValueError(
             f"{pool} are {workers} workers of a pool ({series.name}); at most {MAX_WORKERS} are "
-            f"planned; {_smaller(series)}."
+            f"planned; {_smaller(series, base)}."
         )
     tokens = config.pool_size * job.seq_length
     if tokens > MAX_INTEGER:
         raise ValueError(
             f"{config.pool_size} sequences of seq_length ({job.seq_length}) are {tokens} tokens of "
-            f"a pool ({series.name}); it holds at most {MAX_INTEGER}; {_smaller(series)}."
+            f"a pool ({series.name}); it holds at most {MAX_INTEGER}; {_smaller(series, base)}."
         )
     blocks = config.pool_size * (
         job.seq_length // config.block_size + 2 * job.context_parallel_size
@@ -92,14 +94,20 @@ def _coarser(series: Series, base: LibraConfig, limit: int) -> str:
     config, job = series.method.config, series.job
     pieces = limit // config.pool_size - 2 * job.context_parallel_size
     if pieces < 1 or config.block_size != base.block_size:
-        return _smaller(series)
+        return _smaller(series, base)
     return f"try --block-size {job.seq_length // (pieces + 1) + 1}"
 
 
-def _smaller(series: Series) -> str:
-    """A way out where the block does not help."""
-    return {
-        "distca": "use a smaller --dp, or leave it out: --method libra",
-        "ulysses": "use a smaller --cp or --seq-length",
-        "wlb": "use a smaller --cp or --seq-length",
-    }.get(series.method.name, "use a smaller --pool-size, --head-split or --cp")
+def _smaller(series: Series, base: LibraConfig) -> str:
+    """A way out where the block does not help: options that change this series."""
+    name, config = series.method.name, series.method.config
+    if name == "distca":
+        return "use a smaller --dp, or leave it out: --method libra"
+    options = ["--cp"]
+    if name in ("ulysses", "wlb"):
+        options += ["--seq-length"]
+    else:
+        options += ["--pool-size"] * (config.pool_size == base.pool_size)
+        has_own_tiles = (config.block_size, config.head_split) != (base.block_size, base.head_split)
+        options += [] if has_own_tiles else ["--head-split"]
+    return f"use a smaller {' or '.join(options)}"

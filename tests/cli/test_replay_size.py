@@ -28,6 +28,7 @@ def nothing_begins(monkeypatch):
         (("--block-size", 64, "--pool-size", 32), "at most 500000 are planned; try --block-size "),
         (("--figure", 11, "--block-size", 1), "tiles of a pool (libra DP 1)"),
         (("--figure", 14, "--block-size", 1), "tiles of a pool (tap P 2)"),
+        (("--figure", 15, "--cp", 512), "tiles of a pool (tap_vrsp B 32 H 16); at most 500000"),
         (("--method", "libra", "--head-split", 128, "--block-size", 128), "(libra)"),
         (("--cp", 131_072), "1 sequences x context_parallel_size (131072) are 131072 workers"),
         (
@@ -93,3 +94,15 @@ def test_numbers_without_a_meaning_are_refused(libra, nothing_begins, arguments,
     run = libra("replay", "longtail-256k", *arguments)
     assert (run.code, run.out) == (2, "")
     assert words in run.err and run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        (("--figure", 15, "--cp", 512), "use a smaller --cp."),
+        (("--figure", 14, "--cp", 256), "use a smaller --cp or --head-split."),
+        (("--method", "libra", "--cp", 2048), "use a smaller --cp or --pool-size or --head-split."),
+    ],
+)
+def test_the_way_out_names_options_of_the_figure(libra, nothing_begins, arguments, way):
+    assert libra("replay", "longtail-256k", *PREDICTED, *arguments).err.endswith(f" {way}\n")
