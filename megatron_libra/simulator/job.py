@@ -67,10 +67,17 @@ class TrainingJob:
         if self.seq_length % pieces:
             raise ValueError(
                 f"seq_length ({self.seq_length}) must be a multiple of 2 * context_parallel_size "
-                f"({pieces}); try {-(-self.seq_length // pieces) * pieces}."
+                f"({pieces}); try {-(-self.seq_length // pieces) * pieces}{self._other_size()}."
             )
         if not 0 <= self.other_ms < math.inf:
             raise ValueError(f"other_ms ({self.other_ms}) must be at least 0; try 0.")
+
+    def _other_size(self) -> str:
+        """A way out that keeps an even seq_length: the next smaller CP size that cuts it."""
+        if self.seq_length % 2:
+            return ""
+        sizes = divisors(self.seq_length // 2)
+        return f" or CP {max(size for size in sizes if size <= self.context_parallel_size)}"
 
     @property
     def num_microbatches(self) -> int:
