@@ -21,8 +21,8 @@ from bench_common import World
 __all__ = ["alternate", "count_launches", "host_us", "medians", "peaks"]
 
 Call = Callable[[], Any]
-HEAD_START_CYCLES = 1_000_000
-"""About half a millisecond of a GPU near 2 GHz."""
+HEAD_START_CYCLES = 4_000_000
+"""About two milliseconds of a GPU near 2 GHz: more than the host needs to enqueue a layer."""
 LAST_MS = 10.0
 """A measurement lasts at least so long; shorter calls are repeated inside it."""
 MOST_CALLS = 20
@@ -102,7 +102,7 @@ def host_us(call: Call, world: World, *, repeats: int = 20) -> float:
     for _ in range(repeats):
         if world.on_gpu:
             torch.cuda.synchronize()
-            torch.cuda._sleep(40 * HEAD_START_CYCLES)
+            torch.cuda._sleep(10 * HEAD_START_CYCLES)
         start = time.perf_counter()
         call()
         spent.append((time.perf_counter() - start) * 1e6)
