@@ -117,7 +117,7 @@ Tensors = Iterator[torch.Tensor]
 
 def _home_tensors(saved: Tensors, bound: BoundPlan) -> HomeTensors:
     q, k, v, out = islice(saved, 4)
-    local = tuple(islice(saved, bound.local.num_calls))
+    local = tuple(islice(saved, len(bound.local.calls)))
     return HomeTensors(q, k, v, out, local, tuple(_lses(saved, bound)))
 
 
@@ -130,7 +130,7 @@ def _saved_tensors(saved: Tensors, bound: BoundPlan) -> SavedTensors:
         if step.brings_kv:
             keys[step.part] = tuple(islice(saved, 2))
         steps.append((step_q, *keys[step.part], step_out))
-    local = Computed(q, k, v, out, tuple(islice(saved, bound.local.num_calls)))
+    local = Computed(q, k, v, out, tuple(islice(saved, len(bound.local.calls))))
     lses = _lses(saved, bound)
     return SavedTensors(local, [Computed(*s, lse) for s, lse in zip(steps, lses, strict=True)])
 

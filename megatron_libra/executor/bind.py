@@ -18,6 +18,7 @@ from megatron_libra.config import divisors
 from megatron_libra.executor.bound_plan import BoundLocal, BoundPlan
 from megatron_libra.executor.bound_route import PartRows, bind_route, bind_sum
 from megatron_libra.executor.kernels import AttentionKernel, BoundRound, bind_round
+from megatron_libra.executor.local_calls import LocalCalls
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.plan_index import PlanIndex, index_plan
 from megatron_libra.executor.route_index import RouteIndex
@@ -78,9 +79,12 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         rounds=tuple(tuple(islice(bound_rounds, len(part.rounds))) for part in plan.exchanged),
         local=BoundLocal(
             rows=LocalRows(None if local.in_place else local_tokens.long()),
-            rounds=tuple(bound_rounds),
-            num_early_rounds=local.num_early_rounds,
-            heads=_local_heads(plan, local.rounds, runtime.kernel),
+            calls=LocalCalls.of(
+                tuple(bound_rounds),
+                local.num_early_rounds,
+                plan.local.late_kv_heads,
+                _local_heads(plan, local.rounds, runtime.kernel),
+            ),
             gaps=local.gaps,
             unread=local.unread(plan.num_local_tokens),
         ),

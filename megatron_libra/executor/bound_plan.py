@@ -11,6 +11,7 @@ import torch
 
 from megatron_libra.executor.bound_route import BoundRoute, HomeSum
 from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.local_calls import LocalCalls
 from megatron_libra.executor.local_rows import LocalRows
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.executor.steps import Step
@@ -25,19 +26,11 @@ class BoundLocal:
     """The local part on the device: rows of this worker's own tensors, never exchanged."""
 
     rows: LocalRows
-    rounds: tuple[BoundRound, ...]
-    num_early_rounds: int
-    heads: HeadPartition
-    """All heads; its chunks are more than 1 only if one call would be too large for the kernel."""
+    calls: LocalCalls
     gaps: tuple[tuple[int, int], ...]
     """Ranges of home tokens whose results are not computed in place: exchanged, or padding."""
     unread: tuple[tuple[int, int], ...]
     """Ranges of home tokens that no round in place reads as keys."""
-
-    @property
-    def num_calls(self) -> int:
-        """Kernel calls of a forward, each with a log-sum-exp."""
-        return len(self.rounds) * self.heads.chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,52 +1,23 @@
-"""Forward and backward of the local part: queries and keys of this worker alone, all heads at once.
+"""Forward and backward of the local part: queries and keys of this worker alone, not in chunks.
 
-In: home tensors. Out: what was computed, and home tensors with the results. Heads are computed in
-several calls only where one call would be too large for the kernel.
+In: home tensors. Out: what was computed, and home tensors with the results. `local_calls` has the
+kernel calls.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.computed import Computed
-from megatron_libra.executor.kernels import BoundRound
+from megatron_libra.executor.local_calls import LocalCall
 from megatron_libra.executor.row_moves import wide_dtype
 
 __all__ = ["LocalBackward", "LocalForward", "bring_queries_home", "local_rows"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One kernel call: a round and a range of heads."""
-
-    number: int
-    """Among all calls of the local part: its log-sum-exp."""
-    bound_round: BoundRound
-    query_heads: slice
-    kv_heads: slice
-    is_first: bool
-    """No earlier call of the round had these kv heads."""
-
-
-def _calls(bound: BoundPlan, *, early: bool) -> Iterator[_Call]:
-    local, heads = bound.local, bound.local.heads
-    width, kv_width = heads.query_heads_per_chunk, heads.kv_heads_per_chunk
-    for number, bound_round in enumerate(local.rounds):
-        if (number < local.num_early_rounds) is not early:
-            continue
-        for chunk in range(heads.chunks):
-            piece = heads.kv_piece_of(chunk)
-            yield _Call(
-                number * heads.chunks + chunk,
-                bound_round,
-                slice(chunk * width, (chunk + 1) * width),
-                slice(piece * kv_width, (piece + 1) * kv_width),
-                chunk == 0 or heads.kv_piece_of(chunk - 1) != piece,
-            )
+def _half(bound: BoundPlan, *, early: bool) -> tuple[LocalCall, ...]:
+    return bound.local.calls.early if early else bound.local.calls.late
 
 
 def local_rows(
@@ -76,7 +47,7 @@ class LocalForward:
 
     def run(self, *, early: bool) -> None:
         """Compute one half; the early one first."""
-        for call in _calls(self.bound, early=early):
+        for call in _half(self.bound, early=early):
             r, kv = call.bound_round, call.kv_heads
             _, lse = self.bound.runtime.kernel.forward(
                 self.q[r.queries, call.query_heads], self.k[r.keys, kv], self.v[r.keys, kv],
@@ -101,17 +72,17 @@ class LocalBackward:
         self, dout: torch.Tensor, computed: Computed, bound: BoundPlan, scale: float
     ) -> None:
         self.bound, self.scale, self.computed = bound, scale, computed
-        rows, heads = bound.local.rows, bound.local.heads
+        rows = bound.local.rows
         self.dout, self.dq = rows.take(dout), rows.results(dout)
         # kv heads that several calls share are summed wide
-        self._shares = heads.chunks > heads.kv_pieces
+        self._shares = bound.local.calls.shares_kv
         wide = wide_dtype(dout.dtype) if self._shares else dout.dtype
         self.dk, self.dv = (x.new_empty(x.shape, dtype=wide) for x in (computed.k, computed.v))
 
     def run(self, *, early: bool) -> None:
         """Compute one half; the early one first."""
         c = self.computed
-        for call in _calls(self.bound, early=early):
+        for call in _half(self.bound, early=early):
             r, at = call.bound_round, (call.bound_round.queries, call.query_heads)
             kv = (r.keys, call.kv_heads)
             targets = {} if self._shares else {"dk": self.dk[kv], "dv": self.dv[kv]}

@@ -187,6 +187,12 @@ def _check_worker(
         whole and stops[-1] == local.kv.num_rows,
         f"worker {worker.worker} has local keys that its first rounds do not touch",
     )
+    by_heads = local.late_kv_heads > 0
+    _require(
+        0 <= local.late_kv_heads < plan.shape.kv_heads
+        and not (by_heads and local.num_early_rounds < len(local.rounds)),
+        f"worker {worker.worker} divides its local part twice, or has no early heads",
+    )
     own, split = [(worker.worker, local)], plan.heads.head_split
     all_heads = np.zeros((1, covered.shape[1]), np.int64)
     pairs = _check_part(plan.heads.whole, local, worker.worker, own, tokens, all_heads)

@@ -84,9 +84,12 @@ def _local_flops(
     entries = local.entries
     queries, keys = entries.num_queries, entries.num_keys
     pairs = causal_pairs(keys - queries, keys) + token_pairs * queries
-    is_early = entries.round < local.early_rounds[entries.worker]
+    by_heads = local.late_kv_heads[entries.worker] / shape.kv_heads
+    is_late = entries.round >= local.early_rounds[entries.worker]
+    late_share = np.where(is_late, 1.0, by_heads)
     flops = pairs * (4.0 * shape.head_dim * shape.query_heads)
     early, late = (
-        np.bincount(entries.worker, flops * half, num_workers) for half in (is_early, ~is_early)
+        np.bincount(entries.worker, flops * share, num_workers)
+        for share in (1 - late_share, late_share)
     )
     return early, late

@@ -86,6 +86,8 @@ class LocalTables:
     """(W,) rounds that are computed before the chunks; the later ones behind them."""
     early_keys: Int64
     """(W,) resident rows of the early rounds, before those of the late ones."""
+    late_kv_heads: Int64
+    """(W,) kv heads that are computed behind the chunks, in all rounds; 0 where rounds are."""
 
     @classmethod
     def of(cls, samples: SamplePool, layout: TokenLayout, compute: ComputePlan) -> LocalTables:
@@ -96,6 +98,7 @@ class LocalTables:
             entries=compute.local.entries,
             early_rounds=compute.early_rounds,
             early_keys=compute.early_keys,
+            late_kv_heads=compute.late_kv_heads,
         )
 
     def part_of(self, worker: int) -> LocalPart:
@@ -108,4 +111,5 @@ class LocalTables:
                 self.entries, worker, early_rounds=early, early_keys=int(self.early_keys[worker])
             ),
             num_early_rounds=early,
+            late_kv_heads=int(self.late_kv_heads[worker]),
         )

@@ -1,6 +1,6 @@
 """In which part of a layer a query range is computed.
 
-In: blocks, homes, tile workers. Out: the part of every fragment, by head shard.
+In: blocks, homes, tile workers. Out: Parts, the part of every fragment by head shard.
 
 A fragment is *local* if its home computes all head shards of it and of the sample before it: it
 never enters an exchange, and all heads are computed in one call, as if there were no shards, with
@@ -17,6 +17,8 @@ on CP = 2 contiguous, B = 2, every block at its home:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,13 +26,26 @@ from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.sequences import SamplePool
 from megatron_libra.plan.tiles import BlockTable, causal_pairs
 
-__all__ = ["EARLY", "FAR", "LATE", "NEAR", "parts_of", "pipeline_order"]
+__all__ = ["EARLY", "FAR", "LATE", "NEAR", "Parts", "parts_of", "pipeline_order"]
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 NEAR, FAR, EARLY, LATE = range(4)
 LEAN = 0.25
 """Share of the exchanging workers, those with the least local work, that say how much is late."""
+COARSE = 0.5
+"""Of what a worker shall compute last; where whole samples make less, it divides by heads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """When everything is computed."""
+
+    of_fragment: Int64
+    """(H, F) NEAR or FAR, or for all H alike EARLY or LATE."""
+    late_kv_heads: Int64
+    """(W,) kv heads of the local part that a worker computes last, of all its samples; 0 where
+    some of the samples are LATE, or nothing is."""
 
 
 def pipeline_order(chunks: int) -> tuple[tuple[int, int], ...]:
@@ -45,18 +60,20 @@ def pipeline_order(chunks: int) -> tuple[tuple[int, int], ...]:
     return (*near[:first], *far, *near[first:])
 
 
-def parts_of(samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worker: Int64) -> Int64:
+def parts_of(
+    samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worker: Int64, kv_heads: int
+) -> Parts:
     """The part of every fragment of a head shard.
+
+    Local fragments of one sample are never divided between EARLY and LATE, because they share keys;
+    a worker with few samples divides all of them by kv heads instead. A worker that exchanges
+    nothing has no late work. Workers whose loads are alike keep about equally much for the end, so
+    that all reach their last return at one time: NCCL's kernels take SMs while they wait for each
+    other.
 
     Args:
         worker: (H, F) who computes it.
-
-    Returns:
-        (H, F) NEAR or FAR, or for all H alike EARLY or LATE. Local fragments of one sample are
-        never divided between EARLY and LATE, because they share keys; a worker that exchanges
-        nothing has no LATE ones. Workers whose loads are alike keep about equally much for the end,
-        so that all reach their last return at one time: NCCL's kernels take SMs while they wait for
-        each other.
+        kv_heads: of the layer.
     """
     home = blocks.home[np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))]
     is_local = (worker == home).all(axis=0) & _has_keys_at_home(samples, blocks, layout)
@@ -65,14 +82,17 @@ def parts_of(samples: SamplePool, blocks: BlockTable, layout: TokenLayout, worke
     part = np.where(slot == samples.slot[blocks.fragment_sample], NEAR, FAR).astype(np.int64)
     part[:, is_local] = EARLY
     fragment = np.flatnonzero(is_local)
+    late_heads = np.zeros(samples.num_slots * layout.context_parallel_size, np.int64)
     late = _late(
         worker=home[fragment],
         sample=blocks.fragment_sample[fragment],
         pairs=causal_pairs(blocks.fragment_start, blocks.fragment_stop)[fragment],
         exchanging=np.concatenate([worker[:, ~is_local].ravel(), home[~is_local]]),
+        kv_heads=kv_heads,
+        late_heads=late_heads,
     )
     part[:, fragment[late]] = LATE
-    return part
+    return Parts(part, late_heads)
 
 
 def _has_keys_at_home(samples: SamplePool, blocks: BlockTable, layout: TokenLayout) -> Bool:
@@ -94,9 +114,19 @@ def _starting(is_local: Bool, sample: Int64) -> Bool:
     return found
 
 
-def _late(*, worker: Int64, sample: Int64, pairs: Int64, exchanging: Int64) -> Int64:
+def _late(
+    *,
+    worker: Int64,
+    sample: Int64,
+    pairs: Int64,
+    exchanging: Int64,
+    kv_heads: int,
+    late_heads: Int64,
+) -> Int64:
     """Rows of the fragments to compute last: of each worker's samples, in order, the last ones that
-    together have at most half of its local pairs, and of those of LEAN exchanging workers."""
+    together have at most half of its local pairs, and of those of LEAN exchanging workers.
+
+    late_heads: (W,) is written where a worker divides by kv heads instead."""
     order = np.lexsort((sample, worker))
     worker, sample, pairs = worker[order], sample[order], pairs[order]
     first = np.flatnonzero((np.diff(worker, prepend=-1) != 0) | (np.diff(sample, prepend=-1) != 0))
@@ -113,5 +143,10 @@ def _late(*, worker: Int64, sample: Int64, pairs: Int64, exchanging: Int64) -> I
     done = np.cumsum(weight)
     behind = done[ends][position] - done + weight  # this sample's and all later ones' pairs
     is_late = (2 * behind <= most) & exchanges[position]
+    wanted = most[ends] * exchanges / 2
+    whole = np.bincount(position, weight * is_late)
+    heads = np.where(whole < COARSE * wanted, np.rint(kv_heads * wanted / total), 0)
+    late_heads[owner[ends]] = heads
+    is_late &= heads[position] == 0
     rows: Int64 = order[np.repeat(is_late, np.diff(first, append=len(worker)))]
     return rows

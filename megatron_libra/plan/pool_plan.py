@@ -136,10 +136,11 @@ class PoolPlan:
         sha = hashlib.sha256(repr(self._header()).encode())
         parts = (self.near, self.far, self.local)
         tables = [table for part in parts for table in (part.query, part.kv, part.entries)]
-        for table in (self.tiles, *tables):
-            for name in table.__slots__:
-                column: NDArray[np.int64] = getattr(table, name)
-                sha.update(np.ascontiguousarray(column, "<i8").tobytes())
+        columns = [
+            getattr(table, name) for table in (self.tiles, *tables) for name in table.__slots__
+        ]
+        for column in (*columns, self.local.early_rounds, self.local.late_kv_heads):
+            sha.update(np.ascontiguousarray(column, "<i8").tobytes())
         return sha.hexdigest()
 
     def worker_plan(self, worker: int) -> WorkerPlan:

@@ -93,6 +93,8 @@ class ComputePlan:
     """(W,) rounds of the local part that belong to its early half."""
     early_keys: Int64
     """(W,) resident rows of the local part that belong to its early half."""
+    late_kv_heads: Int64
+    """(W,) kv heads that are the late half of a local part that is divided by heads, else 0."""
 
 
 def order_rows(
@@ -106,7 +108,8 @@ def order_rows(
     """Ranges, groups and entries of all workers, given the worker of every tile."""
     block = np.repeat(np.arange(blocks.num_blocks), np.diff(blocks.first_fragment))
     worker = tile_worker.reshape(-1, heads.head_split).T[:, block]
-    part = parts_of(samples, blocks, layout, worker)
+    parts = parts_of(samples, blocks, layout, worker, heads.kv_heads)
+    part = parts.of_fragment
     near, far = (
         _order_part(samples, blocks, heads, np.where(part == p, worker, NOBODY), kv_fetch)
         for p in (NEAR, FAR)
@@ -127,6 +130,7 @@ def order_rows(
         local=_joined(early, _moved(late, rounds, rows, keys)),
         early_rounds=rounds,
         early_keys=keys,
+        late_kv_heads=parts.late_kv_heads,
     )
 
 

@@ -89,7 +89,7 @@ class WorkerRoute:
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """One varlen call, causal and bottom-right aligned, whose empty entries are fillers: one for
-    each head chunk of the exchanged part, one for all heads of the local part."""
+    each head chunk of the exchanged part, one for all heads of the local part, or two."""
 
     query_start: int
     query_stop: int
@@ -128,6 +128,16 @@ class LocalPart:
     rounds: tuple[Round, ...]
     num_early_rounds: int
     """The first rounds are computed under the first dispatch, the others under the last return."""
+    late_kv_heads: int
+    """If above 0, all rounds are early ones, and each is two calls: the last so many kv heads with
+    their query heads are computed under the last return, the others under the first dispatch."""
+
+    def halves(self, kv_heads: int) -> tuple[tuple[tuple[Round, ...], range], ...]:
+        """Early and late work: rounds, and their kv heads of all kv_heads."""
+        stop, cut = self.num_early_rounds, kv_heads - self.late_kv_heads
+        if self.late_kv_heads:
+            return (self.rounds, range(cut)), (self.rounds, range(cut, kv_heads))
+        return (self.rounds[:stop], range(kv_heads)), (self.rounds[stop:], range(kv_heads))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_libra.plan.heads import HeadPartition
 from megatron_libra.plan.parts import EARLY, FAR, LATE, NEAR
 from megatron_libra.plan.tiles import causal_pairs
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
@@ -109,15 +110,24 @@ def worker_calls(plan: WorkerPlan) -> tuple[KernelCall, ...]:
         part=NEAR,
         repeats=heads.chunks,
     )
-    local = replace(chunk, query_heads=heads.query_heads, kv_heads=heads.kv_heads, repeats=1)
-    early = plan.local.num_early_rounds
+    early, late = (
+        [(_local_call(chunk, heads, len(kv_heads), part), each) for each in rounds]
+        for part, (rounds, kv_heads) in zip(
+            (EARLY, LATE), plan.local.halves(heads.kv_heads), strict=True
+        )
+    )
     rounds = [
-        *((replace(local, part=EARLY), each) for each in plan.local.rounds[:early]),
+        *early,
         *((chunk, each) for each in plan.near.rounds),
         *((replace(chunk, part=FAR), each) for each in plan.far.rounds),
-        *((replace(local, part=LATE), each) for each in plan.local.rounds[early:]),
+        *late,
     ]
     return tuple(replace(call, round=_from_zero(each)) for call, each in rounds)
+
+
+def _local_call(chunk: KernelCall, heads: HeadPartition, kv_heads: int, part: int) -> KernelCall:
+    query_heads = kv_heads * heads.query_heads // heads.kv_heads
+    return replace(chunk, query_heads=query_heads, kv_heads=kv_heads, part=part, repeats=1)
 
 
 def _empty_round() -> Round:

@@ -1,7 +1,8 @@
 """Varlen attention calls as numbers. In: a plan's entries. Out: CallTable, which cost models read.
 
 A call is one round of one worker, for one head chunk of an exchanged part, or for all heads of
-local work. It has a row of entries; an entry is some queries against the keys that end with them.
+local work, or those of one half. It has a row of entries; an entry is some queries against the keys
+that end with them.
 """
 
 from __future__ import annotations
@@ -74,22 +75,31 @@ class CallTable:
         heads, local = plan.heads, plan.local.entries
         chunk = heads.query_heads_per_chunk, heads.kv_heads_per_chunk
         late = local.round >= plan.local.early_rounds[local.worker]
+        late_heads = plan.local.late_kv_heads[local.worker]
+        twice = late_heads > 0
+        again = EntryTable(
+            local.worker[twice], local.round[twice], local.num_queries[twice], local.num_keys[twice]
+        )
+        ratio = heads.query_heads // heads.kv_heads
+        first, second = heads.kv_heads - late_heads, late_heads[twice]
         return cls._joined(
             (plan.near.entries, np.full(len(plan.near.entries.worker), NEAR), *chunk),
             (plan.far.entries, np.full(len(plan.far.entries.worker), FAR), *chunk),
-            (local, np.where(late, LATE, EARLY), heads.query_heads, heads.kv_heads),
+            (local, np.where(late, LATE, EARLY), ratio * first, first),
+            (again, np.full(len(second), LATE), ratio * second, second),
         )
 
     @classmethod
-    def _joined(cls, *tables: tuple[EntryTable, Int64, int, int]) -> CallTable:
+    def _joined(cls, *tables: tuple[EntryTable, Int64, Int64 | int, Int64 | int]) -> CallTable:
+        """Tables of entries, with the part, query heads and kv heads of each."""
         columns, offset = [], 0
         for entries, part, query_heads, kv_heads in tables:
             key = entries.worker * (int(entries.round.max(initial=0)) + 1) + entries.round
             first = np.flatnonzero(np.diff(key, prepend=-1))
-            size = len(first)
+            of_call = [np.broadcast_to(x, len(key))[first] for x in (query_heads, kv_heads)]
             columns.append((
-                entries.num_queries, entries.num_keys, first + offset, np.full(size, query_heads),
-                np.full(size, kv_heads), entries.worker[first], part[first],
+                entries.num_queries, entries.num_keys, first + offset, *of_call,
+                entries.worker[first], part[first],
             ))  # fmt: skip
             offset += len(key)
         return cls(*(np.concatenate(each) for each in zip(*columns, strict=True)))

@@ -60,10 +60,12 @@ class KernelCalls:
                 part.rounds, part.query.num_rows, part.kv.num_rows,
                 (heads.query_heads_per_chunk, heads.kv_heads_per_chunk), plan, world,
             )  # fmt: skip
-        self._add(
-            local.rounds, local.query.num_rows, local.kv.num_rows,
-            (heads.query_heads, heads.kv_heads), plan, world,
-        )  # fmt: skip
+        ratio = heads.query_heads // heads.kv_heads
+        for rounds, kv_heads in local.halves(heads.kv_heads):
+            self._add(
+                rounds, local.query.num_rows, local.kv.num_rows,
+                (ratio * len(kv_heads), len(kv_heads)), plan, world,
+            )  # fmt: skip
 
     def _add(
         self,

@@ -102,7 +102,8 @@ def test_local_heads_are_cut_where_one_call_would_be_too_large(mode: str, most_h
     loop, kernel = LoopbackTransport(), SmallKernel(most_heads)
     runtime = PoolRuntime(loop, loop, kernel, torch.device("cpu"), LibraConfig(backward_kv=mode))
     bound = bind(ONE.worker_plan(0), runtime)
-    assert bound.local.heads.chunks == 4 // most_heads
+    assert len(bound.local.calls) == len(ONE.worker_plan(0).local.rounds) * 4 // most_heads
+    assert bound.local.calls.shares_kv is (most_heads == 1)
     for actual, wanted in zip(gradients(bound, ONE, 0), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-12)
     runtime = PoolRuntime(loop, loop, SmallKernel(0), torch.device("cpu"), LibraConfig())
@@ -226,7 +227,7 @@ def with_gaps(data: bytes, mode: str, largest_gap: int, most_gaps: int) -> tuple
     plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
     bound = bound_plan(plan, backward_kv=mode)
     in_place = bound.local.rows.index is None
-    return in_place, len(bound.local.rounds), gradients(bound, plan, worker)
+    return in_place, len(bound.local.calls), gradients(bound, plan, worker)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -243,5 +244,31 @@ def test_local_work_between_gaps(
     assert (outcomes[0][1] > 2) is (num_calls == "many")
     dense = dense_attention(pool_tensors(SCATTERED, 0, torch.float64), SCATTERED.sequences)
     for worker, (_, _, results) in enumerate(outcomes):
+        for name, actual in zip(("out", "dq", "dk", "dv"), results, strict=True):
+            torch.testing.assert_close(actual, dense[name][worker], rtol=0, atol=1e-12)
+
+
+FEW_SAMPLES = plan_of(
+    pool([[9] * 30, [33]], 288, 1, (8, 4, 8), block_size=9, chunks=2, load_slack=0.0)
+)
+
+
+def with_late_heads(data: bytes, mode: str, most_gaps: int) -> tuple[Any, ...]:
+    """Body of a worker: late calls of the local part, and the results."""
+    worker_plan.MOST_GAPS = most_gaps
+    plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
+    bound = bound_plan(plan, backward_kv=mode)
+    return len(bound.local.calls.late), gradients(bound, plan, worker)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("most_gaps", [32, -1])
+def test_local_work_divided_by_heads(mode: str, most_gaps: int) -> None:
+    """In place and in copies; what a worker with one sample computes last is some of its heads."""
+    assert FEW_SAMPLES.local.late_kv_heads.tolist() == [0, 2]
+    outcomes = world(with_late_heads, 2, FEW_SAMPLES.to_bytes(), mode, most_gaps)
+    assert all(late == 1 for late, _ in outcomes)
+    dense = dense_attention(pool_tensors(FEW_SAMPLES, 0, torch.float64), FEW_SAMPLES.sequences)
+    for worker, (_, results) in enumerate(outcomes):
         for name, actual in zip(("out", "dq", "dk", "dv"), results, strict=True):
             torch.testing.assert_close(actual, dense[name][worker], rtol=0, atol=1e-12)

@@ -72,12 +72,12 @@ def test_no_other_number_of_chunks_costs_less(seed, monkeypatch):
                     arrive[worker] += count * width * 1700
                     leave[worker] += count * width * 1700 if route is part.query else 0
     for worker in range(6):
-        mine = plan.worker_plan(worker).local
-        for number, r in enumerate(mine.rounds):
-            half = early if number < mine.num_early_rounds else late
-            for queries, keys in zip(np.diff(r.cu_queries), np.diff(r.cu_keys), strict=True):
-                pairs = sum(range(int(keys - queries) + 1, int(keys) + 1))
-                half[worker] += pairs * 4 * 64 * 8
+        halves = plan.worker_plan(worker).local.halves(2)
+        for half, (rounds, kv_heads) in zip((early, late), halves, strict=True):
+            for r in rounds:
+                for queries, keys in zip(np.diff(r.cu_queries), np.diff(r.cu_keys), strict=True):
+                    pairs = sum(range(int(keys - queries) + 1, int(keys) + 1))
+                    half[worker] += pairs * 4 * 64 * 8 * len(kv_heads) / 2
     longest = [max(part.entries.num_keys.tolist(), default=0) for part in parts]
     each = sum(chunks.LAUNCH_FLOPS + 50 * keys * 4 * 64 for keys in longest if keys)
     allowed = [m for m in (1, 2, 3, 4) if 8 // config.head_split % m == 0 and m != 3]

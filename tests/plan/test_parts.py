@@ -66,12 +66,11 @@ def test_late_work_is_at_most_half_and_only_where_something_is_exchanged(seed):
     for plan in random_pools(seed, 4, num_workers=4):
         for worker in range(plan.num_workers):
             part = plan.worker_plan(worker)
-            pairs = [_pairs(r) for r in part.local.rounds]
-            early = sum(pairs[: part.local.num_early_rounds])
-            assert sum(pairs) - early <= early
+            early, late = _halves(part)
+            assert late <= early
             sent = [x.query.send_count.sum() for x in (part.near, part.far)]
             if not (part.near.rounds or part.far.rounds or sum(sent)):
-                assert part.local.num_early_rounds == len(part.local.rounds)
+                assert late == 0
 
 
 def test_who_gives_and_who_takes_keep_equally_much_for_the_end():
@@ -79,14 +78,45 @@ def test_who_gives_and_who_takes_keep_equally_much_for_the_end():
     home."""
     config = LibraConfig(pool_size=2, block_size=64, chunks=1, load_slack=0.0)
     plan = plan_pool([[64] * 60, [64] * 20], context_parallel_size=1, shape=SHAPE, config=config)
-    late, whole = [], []
-    for worker in (0, 1):
-        local = plan.worker_plan(worker).local
-        pairs = [_pairs(r) for r in local.rounds]
-        late.append(sum(pairs[local.num_early_rounds :]))
-        whole.append(sum(pairs))
-    assert whole[0] == 2 * whole[1]
-    assert late[0] == late[1] == whole[1] / 2
+    (early_0, late_0), (early_1, late_1) = (_halves(plan.worker_plan(w)) for w in (0, 1))
+    assert early_0 + late_0 == 2 * (early_1 + late_1)
+    assert late_0 == late_1 == early_1
+    assert not plan.local.late_kv_heads.any()
+
+
+def test_a_worker_with_one_sample_keeps_kv_heads_for_the_end():
+    """Slot 1 has one sample: half of its kv heads are late. Slot 0, whose samples can be divided,
+    keeps as much; with a single kv head nothing can be divided."""
+    config = LibraConfig(pool_size=2, block_size=64, chunks=1, load_slack=0.0)
+    sequences = [[64] * 60, [286]]
+    plan = plan_pool(sequences, context_parallel_size=1, shape=SHAPE, config=config)
+    assert plan.local.late_kv_heads.tolist() == [0, SHAPE.kv_heads // 2]
+    (_, late_0), (early_1, late_1) = (_halves(plan.worker_plan(w)) for w in (0, 1))
+    assert early_1 == late_1 and abs(late_0 - late_1) < 64 * 65 * SHAPE.kv_heads
+    single = AttentionShape(query_heads=2, kv_heads=1, head_dim=8)
+    plan = plan_pool(sequences, context_parallel_size=1, shape=single, config=config)
+    assert plan.local.late_kv_heads.tolist() == [0, 0]
+    assert plan.worker_plan(1).local.num_early_rounds == len(plan.worker_plan(1).local.rounds) == 1
+
+
+def test_a_long_start_that_stays_keeps_few_kv_heads():
+    """Slot 0 computes the start of one long sample, far more than slot 1 has at home: of its kv
+    heads as many are late as come closest to half of slot 1's work."""
+    shape = AttentionShape(query_heads=8, kv_heads=8, head_dim=8)
+    config = LibraConfig(pool_size=2, block_size=32, chunks=1, load_slack=0.0)
+    plan = plan_pool([[2000], [40] * 400], context_parallel_size=1, shape=shape, config=config)
+    assert plan.local.late_kv_heads.tolist() == [1, 0]
+    (early_0, late_0), (early_1, late_1) = (_halves(plan.worker_plan(w)) for w in (0, 1))
+    step = (early_0 + late_0) / 8
+    assert abs(late_0 - (early_1 + late_1) / 2) <= step / 2 + 40 * 41 * 8
+
+
+def _halves(part):
+    """Pairs x kv heads of the early and the late half of a worker's local part."""
+    return [
+        sum(_pairs(r) for r in rounds) * len(kv_heads)
+        for rounds, kv_heads in part.local.halves(part.shape.kv_heads)
+    ]
 
 
 def _pairs(plan_round):

@@ -44,13 +44,8 @@ def test_a_worker_s_calls_are_its_rounds_in_time_order() -> None:
     for worker in range(4):
         part = plan.worker_plan(worker)
         calls = worker_calls(part)
-        early = part.local.num_early_rounds
-        rounds = [
-            *part.local.rounds[:early],
-            *part.near.rounds,
-            *part.far.rounds,
-            *part.local.rounds[early:],
-        ]
+        (early, first), (late, last) = part.local.halves(part.heads.kv_heads)
+        rounds = [*early, *part.near.rounds, *part.far.rounds, *late]
         assert [call.num_queries.tolist() for call in calls] == [
             np.diff(each.cu_queries).tolist() for each in rounds
         ]
@@ -59,7 +54,8 @@ def test_a_worker_s_calls_are_its_rounds_in_time_order() -> None:
         )
         for call in calls:
             is_chunk = call.part in (NEAR, FAR)
-            heads = (2, 1) if is_chunk else (8, 2)
+            kv_heads = 1 if is_chunk else len(last if call.part == LATE else first)
+            heads = (2, 1) if is_chunk else (4 * kv_heads, kv_heads)
             assert (call.query_heads, call.kv_heads) == heads
             assert call.repeats == (2 if is_chunk else 1)
             assert call.round.query_start == call.round.key_start == 0
