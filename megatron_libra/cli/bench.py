@@ -23,6 +23,12 @@ from megatron_libra.bench.catalog import TABLES, table_specs
 from megatron_libra.bench.document import replace_table
 from megatron_libra.bench.pools import FILE_JOB, BenchSet, file_set, preset_set
 from megatron_libra.bench.table import Table, TableSpec, compute_table
+from megatron_libra.cli.bench_size import check_job
+from megatron_libra.cli.given_options import given_options, refuse_given
+from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.request import MAX_WORKERS, faults_of
+from megatron_libra.cli.simulate_size import MAX_PROCESSES
+from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.corpora import CORPORA
 from megatron_libra.data.rows import require_file
 from megatron_libra.simulator.job import TrainingJob
@@ -61,12 +67,22 @@ Upsampled = Annotated[
         "4 times as long.",
     ),
 ]
-SeqLength = Annotated[int, typer.Option(min=1, help="With --lengths: tokens of a packed sequence.")]
-ContextParallel = Annotated[
-    int, typer.Option("--context-parallel-size", min=1, help="With --lengths: CP.")
+SeqLength = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_INTEGER, help="With --lengths: tokens of a packed sequence."),
 ]
-PoolSize = Annotated[int, typer.Option(min=1, help="With --lengths: P, sequences of a pool.")]
-Processes = Annotated[int, typer.Option(min=1, help="Processes; 1 gives the cleanest times.")]
+ContextParallel = Annotated[
+    int,
+    typer.Option("--context-parallel-size", min=1, max=MAX_WORKERS, help="With --lengths: CP."),
+]
+PoolSize = Annotated[
+    int, typer.Option(min=1, max=MAX_WORKERS, help="With --lengths: P, sequences of a pool.")
+]
+Processes = Annotated[
+    int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes; 1 gives the cleanest times.")
+]
+OF_FILES = ("distca_preset", "seq_length", "context_parallel_size", "pool_size")
+"""Options that do nothing to a preset."""
 Write = Annotated[
     Path | None,
     typer.Option(metavar="FILE.md", help="Replace the tables in a document that has their places."),
@@ -84,6 +100,7 @@ def group(context: typer.Context) -> None:
 
 @bench.command()
 def plans(
+    context: typer.Context,
     table: Tables = None,
     corpus: Corpora = None,
     lengths: Lengths = None,
@@ -97,6 +114,10 @@ def plans(
 ) -> None:
     """Compare planners on the same metadata, and compute the paper's planning tables again."""
     names = table or ["planners"]
+    files = [_file(path) for path in lengths or []]
+    if not files:
+        why = "for the files of --lengths, and none is given"
+        refuse_given(given_options(context), OF_FILES, why)
     job = TrainingJob(
         seq_length=seq_length,
         context_parallel_size=context_parallel_size,
@@ -104,16 +125,16 @@ def plans(
         global_batch_size=pool_size,
         shape=FILE_JOB.shape,
     )
-    sets = _sets(names, corpus or [], lengths or [], distca_preset, job)
-    document = require_file(write).read_text(encoding="ascii") if write else ""
-    specs = table_specs(names, sets)
-    for spec in specs:
-        document = replace_table(document, spec.name, "") if write else document
-    tables = _compute(specs, processes)
-    for found in tables if write else []:
-        document = replace_table(document, found.spec.name, found.markdown())
+    check_job(job)
+    specs = table_specs(names, _sets(names, corpus or [], files, distca_preset, job))
+    document = _read(write) if write else ""
     if write:
-        write.write_text(document, encoding="ascii")
+        require_writable(write, inputs=files)
+        document = _replaced(write, document, {spec.name: "" for spec in specs})
+    tables = _compute(specs, processes)
+    if write:
+        texts = {found.spec.name: found.markdown() for found in tables}
+        write.write_text(_replaced(write, document, texts), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps([found.answer() for found in tables], allow_nan=False))
     else:
@@ -124,12 +145,40 @@ def _sets(
     names: list[str], corpora: list[str], files: list[Path], is_upsampled: bool, job: TrainingJob
 ) -> list[BenchSet]:
     """What was asked for; by default the 256K preset, and both presets for all tables."""
-    if is_upsampled and not files:
-        raise ValueError("--distca-preset changes the documents of --lengths FILE; give one.")
     if not corpora and not files:
         corpora = list(CORPORA) if "all" in names else ["longtail-256k"]
-    chosen = [file_set(require_file(path), is_upsampled=is_upsampled, job=job) for path in files]
+    for name in corpora:
+        if name not in CORPORA and Path(name).is_file():
+            raise ValueError(f"--corpus ({name}) is a file, not a preset; try --lengths {name}.")
+    chosen = [file_set(path, is_upsampled=is_upsampled, job=job) for path in files]
     return [*map(preset_set, corpora), *chosen]
+
+
+def _file(path: Path) -> Path:
+    """A file of lengths that is there."""
+    if str(path) in CORPORA and not path.exists():
+        raise ValueError(f"--lengths ({path}) is a preset, not a file; try --corpus {path}.")
+    return require_file(path)
+
+
+def _read(path: Path) -> str:
+    """The text of the document."""
+    try:
+        return require_file(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(
+            f"--write {path} is not UTF-8 (byte {error.start} is 0x{byte:02x}); give a Markdown "
+            "file, or save it as UTF-8 text."
+        ) from None
+
+
+def _replaced(path: Path, document: str, tables: dict[str, str]) -> str:
+    """The document with these bodies, by name; ValueError names it if one has no place."""
+    with faults_of(path):
+        for name, body in tables.items():
+            document = replace_table(document, name, body)
+    return document
 
 
 def _compute(specs: list[TableSpec], num_processes: int) -> list[Table]:

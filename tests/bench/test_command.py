@@ -66,8 +66,8 @@ def test_a_document_is_written_in_place(documents, tmp_path):
         (("--table", "figure-2"), "table 'figure-2' must be one of planners"),
         (("--corpus", "x"), "corpus 'x' must be one of longtail-256k"),
         (("--lengths", "none.json"), "none.json does not exist"),
-        (("--distca-preset",), "--distca-preset changes the documents of --lengths"),
-        (("--seq-length", "100"), "seq_length (100) must be a multiple of"),
+        (("--distca-preset",), "--distca-preset: for the files of --lengths, and none is given"),
+        (("--lengths", "LICENSE", "--seq-length", "100"), "seq_length (100) must be a multiple of"),
         (("--table", "steps", "--write", "LICENSE"), "no place for table 'steps'"),
     ],
 )

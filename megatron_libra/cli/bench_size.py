@@ -1,0 +1,61 @@
+"""Which pools `libra bench plans` can plan. In: the job of --lengths. Out: a refusal, or nothing.
+
+Limits are those of one plan, as for POOL.json, with the finest tiles of the tables.
+"""
+
+from __future__ import annotations
+
+from megatron_libra.bench.comparison import CHOICES
+from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
+from megatron_libra.config import MAX_INTEGER
+from megatron_libra.simulator.job import TrainingJob
+
+__all__ = ["check_job"]
+
+
+def check_job(job: TrainingJob) -> None:
+    """Refuse pools that take minutes and gigabytes to plan.
+
+    Args:
+        job: its global batch is one pool.
+
+    Raises:
+        ValueError: too many workers, tokens or tiles of the pool.
+    """
+    size, cp, length = job.global_batch_size, job.context_parallel_size, job.seq_length
+    if size * cp > MAX_WORKERS:
+        way_out = (
+            f"--pool-size {MAX_WORKERS // cp}"
+            if cp <= MAX_WORKERS
+            else ("a smaller --context-parallel-size")
+        )
+        raise ValueError(
+            f"--pool-size ({size}) x --context-parallel-size ({cp}) are {size * cp} workers of a "
+            f"pool; at most {MAX_WORKERS} are planned; try {way_out}."
+        )
+    tiles, most = _tiles_and_most(job)
+    way_out = (
+        f"try --seq-length {min(most, MAX_INTEGER // size) // (2 * cp) * 2 * cp}"
+        if most >= 2 * cp
+        else "use a smaller --pool-size"
+    )
+    if size * length > MAX_INTEGER:
+        raise ValueError(
+            f"--pool-size ({size}) sequences of --seq-length ({length}) are {size * length} tokens "
+            f"of a pool; it holds at most {MAX_INTEGER}; {way_out}."
+        )
+    if tiles > MAX_TILES:
+        raise ValueError(
+            f"--seq-length ({length}) makes about {tiles} tiles of a pool of --pool-size ({size}); "
+            f"at most {MAX_TILES} are planned; {way_out}."
+        )
+
+
+def _tiles_and_most(job: TrainingJob) -> tuple[int, int]:
+    """Tiles of the pool where there are most, and the most tokens of a sequence then."""
+    size, ends = job.global_batch_size, 2 * job.context_parallel_size
+    found = []
+    for block, heads in CHOICES:
+        blocks = MAX_TILES // (size * heads) - ends
+        found.append((size * (job.seq_length // block + ends) * heads, (blocks + 1) * block - 1))
+    return max(tiles for tiles, _ in found), min(tokens for _, tokens in found)
