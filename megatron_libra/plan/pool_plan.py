@@ -116,6 +116,7 @@ class PoolPlan:
         calls = (self.near.entries, self.far.entries, self.local.entries)
         for row, entries in zip(rounds, calls, strict=True):
             np.maximum.at(row, entries.worker, entries.round + 1)
+        rounds[-1] *= np.where(self.local.late_kv_heads, 2, 1)
         return rounds.sum(axis=0)
 
     @cached_property

@@ -158,7 +158,7 @@ def drawn_ranges() -> TokenRanges:
         Round(start, start + n, start, start + n, *[np.array([0, n], np.int32)] * 2, n, n)
         for start, n in ((0, 3), (3, 2))
     ]
-    local = LocalPart(none, none, tuple(rounds), 1)
+    local = LocalPart(none, none, tuple(rounds), 1, 0)
     return TokenRanges.of(local, np.array([1, 2, 3, 5, 6], np.int32))
 
 

@@ -100,7 +100,7 @@ def test_a_local_call_that_is_too_large_is_divided_by_heads(
 
 
 def test_a_worker_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call takes its number of query rows in seconds, backward twice that."""
+    """Every call takes its query rows x heads in seconds, backward twice that."""
     plan = plan_pool(
         [[100, 28], [20] * 6],
         context_parallel_size=2,
@@ -110,20 +110,21 @@ def test_a_worker_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
     timer = CallTimer(ReferenceKernel(), CPU)
 
     def rows(call: KernelCall) -> CallSeconds:
-        return CallSeconds(call.round.query_stop, 2 * call.round.query_stop)
+        work = call.round.query_stop * call.query_heads
+        return CallSeconds(work, 2 * work)
 
     monkeypatch.setattr(timer, "seconds", rows)
     for worker in range(4):
         part = plan.worker_plan(worker)
         seconds = measure_worker(worker_calls(part), timer)
-        local, chunk = part.local.query.num_rows, part.num_query_rows
+        local, chunk = 8 * part.local.query.num_rows, 2 * part.num_query_rows
         assert seconds.forward[EARLY] + seconds.forward[LATE] == local
-        assert seconds.forward[NEAR] == part.near.query.num_rows
-        assert seconds.forward[FAR] == part.far.query.num_rows
+        assert seconds.forward[NEAR] == 2 * part.near.query.num_rows
+        assert seconds.forward[FAR] == 2 * part.far.query.num_rows
         assert seconds.chunks == (2 if chunk else 1)
         assert seconds.forward_s == local + 2 * chunk
         assert seconds.backward_s == 2 * seconds.forward_s
-        early = sum(c.round.query_stop for c in worker_calls(part) if c.part == EARLY)
+        early = sum(rows(call).forward for call in worker_calls(part) if call.part == EARLY)
         assert seconds.forward[EARLY] == early
 
 
