@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.output_files import files_read, require_writable
 from megatron_libra.cli.replay_measuring import Measuring
 from megatron_libra.cli.replay_options import check_options
 from megatron_libra.cli.replay_request import (
@@ -40,6 +40,7 @@ from megatron_libra.replay.replay import Replay, prepare
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
 from megatron_libra.simulator.corpus import PACKINGS
 from megatron_libra.simulator.job import PRESET_JOBS
+from megatron_libra.simulator.plots import require_matplotlib
 from megatron_libra.simulator.processes import TaskPool
 
 __all__ = ["replay"]
@@ -129,7 +130,9 @@ def replay(
 ) -> None:
     """Replay the attention of a whole cluster on one GPU, or predict it without one."""
     check_options(context)
-    require_writable(to_prepare, out, png, trace)
+    read = [*files_read(corpus, cost_model), to_load]
+    require_writable(to_prepare, out, png, trace, inputs=read)
+    _check_picture(png)
     inter_node_gb_s, inter_node_from = inter_node(cost_model, inter_node_gb_s)
     model = linked(
         load_cost_model(cost_model),
@@ -186,6 +189,15 @@ def replay(
         prepared, model, measuring, out=out, png=png, trace=trace, trace_pool=trace_pool,
         inter_node_from=inter_node_from, as_json=as_json,
     )  # fmt: skip
+
+
+def _check_picture(png: Path | None) -> None:
+    """Behind another name matplotlib would write another format, or add .png in silence."""
+    if png is None:
+        return
+    if png.suffix.lower() != ".png":
+        raise ValueError(f"--png ({png}) must end with .png; try {png.with_suffix('.png')}.")
+    require_matplotlib()
 
 
 def _tell_prepared(prepared: Replay, path: Path, as_json: bool) -> None:

@@ -28,7 +28,6 @@ from megatron_libra.replay.throughput import ThroughputGrid, predicted_grid, thr
 from megatron_libra.replay.times import pool_times, predicted
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.job import TrainingJob
-from megatron_libra.simulator.plots import require_matplotlib
 
 __all__ = ["figure_5", "finish"]
 
@@ -46,8 +45,6 @@ def finish(
     as_json: bool,
 ) -> None:
     """Measure or predict, and write what was asked for."""
-    if png:
-        require_matplotlib()
     ours = predicted(replay, model)
     seconds = Seconds(ours, {}, None)
     if measuring is not None:
@@ -110,8 +107,6 @@ def figure_5(
     as_json: bool,
 ) -> None:
     """Throughput of single calls of the job's heads on a full-length sample."""
-    if png:
-        require_matplotlib()
     grid = (
         predicted_grid(job.shape, job.seq_length, model)
         if measuring is None

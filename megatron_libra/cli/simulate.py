@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from megatron_libra.cli.json_reader import short
-from megatron_libra.cli.output_files import require_writable
+from megatron_libra.cli.output_files import files_read, require_writable
 from megatron_libra.cli.request import MAX_HEAD_DIM, MAX_HEADS
 from megatron_libra.cli.simulate_size import (
     MAX_COUNT,
@@ -176,7 +176,7 @@ def simulate(
     check_candidates(job, grid.candidates(job, base))
     if corpus in PRESET_JOBS:
         check_preset(job.global_batch_size, sequences)
-    require_writable(html, yaml)
+    require_writable(html, yaml, inputs=files_read(corpus, cost_model))
     if html:
         require_matplotlib()
     request = CorpusRequest(
