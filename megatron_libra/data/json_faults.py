@@ -1,10 +1,34 @@
-"""Why a JSON text cannot be read. In: what Python's reader raised. Out: a few words of our own."""
+"""Read a JSON text strictly. In: bytes or text. Out: its value, or why not in words of our own.
+
+A key given twice, NaN and Infinity are refused; Python's reader lets them through.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any, NoReturn
 
-__all__ = ["json_fault"]
+__all__ = ["json_fault", "parse_json"]
+
+LONGEST = 40
+
+
+class _Fault(ValueError):
+    """A reason that parse_json found itself."""
+
+
+def parse_json(text: bytes | str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it has none; the reason is to be put behind a name, as that of json_fault.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+    except _Fault:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ValueError(json_fault(error)) from None
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
@@ -22,3 +46,18 @@ def json_fault(error: ValueError | RecursionError) -> str:
     if not error.doc.strip():
         return "is empty"
     return f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Fault(f"{name} is not a number")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            text = json.dumps(key)
+            short = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+            raise _Fault(f"key {short} is given twice")
+        values[key] = value
+    return values

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_libra.config import MAX_INTEGER, AttentionShape
+from megatron_libra.data.json_faults import parse_json
 from megatron_libra.data.rows import as_lengths
 from megatron_libra.replay.calibrate import FEWEST_CALLS, MeasuredCall
 from megatron_libra.replay.calls import call_of
@@ -25,7 +26,6 @@ from megatron_libra.replay.values import (
     as_numbers,
     as_object,
     as_text,
-    refuse_constant,
     short,
 )
 from megatron_libra.simulator.call_table import PARTS
@@ -40,6 +40,8 @@ CALL_KEYS = ("queries", "keys", "query_heads", "kv_heads", "head_dim", "part", "
              *PASSES)  # fmt: skip
 TRANSPORTS = ("symmetric", "nccl")
 MAX_HEAD_DIM = max(HEADS)
+MAX_DIGITS = 20
+"""Python refuses to read integers of some thousand digits, in words of its own."""
 
 
 def write_measurements(path: Path, measured: Measurements) -> None:
@@ -80,9 +82,8 @@ def read_measurements(path: Path) -> Measurements:
         OSError: it cannot be read.
     """
     try:
-        value = json.loads(path.read_bytes(), parse_constant=refuse_constant)
-        return _measurements(as_object(value, "the file", FILE_KEYS))
-    except (ValueError, RecursionError) as error:
+        return _measurements(as_object(parse_json(path.read_bytes()), "the file", FILE_KEYS))
+    except ValueError as error:
         raise ValueError(
             f"{path}: no measurements of libra calibrate ({error}); write them with --keep-calls."
         ) from None
@@ -111,7 +112,8 @@ def _host(value: Any) -> dict[int, CallSeconds]:
     found = {}
     for dim, seconds in value.items():
         name = f"host[{short(dim)}]"
-        number = as_integer(int(dim) if dim.isdecimal() else dim, name, MAX_HEAD_DIM)
+        is_number = dim.isdecimal() and len(dim) <= MAX_DIGITS
+        number = as_integer(int(dim) if is_number else dim, name, MAX_HEAD_DIM)
         found[number] = CallSeconds(**as_numbers(seconds, name, PASSES, can_be_0=PASSES))
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron_libra.config import MAX_INTEGER
 
@@ -18,7 +18,6 @@ __all__ = [
     "as_numbers",
     "as_object",
     "as_text",
-    "refuse_constant",
     "short",
 ]
 
@@ -29,11 +28,6 @@ def short(value: object) -> str:
     """A value for an error message."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-
-
-def refuse_constant(name: str) -> NoReturn:
-    """For json.loads, which would let NaN and Infinity through."""
-    raise ValueError(f"{name} is not a number")
 
 
 def as_object(value: Any, name: str, keys: Collection[str]) -> dict[str, Any]:

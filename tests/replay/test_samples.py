@@ -73,6 +73,10 @@ Change = Callable[[dict[str, Any]], object]
         (lambda file: file.update(num_sms=True), r"num_sms \(true\) must be an integer"),
         (lambda file: file.update(host={}), "must map head dimensions"),
         (lambda file: file.update(host={"x": file["host"]["128"]}), r'host\["x"\] \("x"\) must'),
+        (
+            lambda file: file.update(host={"9" * 5000: file["host"]["128"]}),
+            r'host\["9{40,60}\.\.\.\] .* must be an integer from 1 to 256',
+        ),
         (lambda file: file.update(links={"tcp": {}}), "links .* must be by symmetric, nccl"),
         (lambda file: file["links"]["nccl"].update(gb_s=0), r"links.nccl.gb_s \(0\) must be"),
     ],
@@ -90,11 +94,28 @@ def test_a_damaged_value_is_named(tmp_path: Path, change: Change, message: str) 
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "\u00ff"])
-def test_no_json_object_is_named_too(tmp_path: Path, text: str) -> None:
-    (tmp_path / "calls.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match="calls.json: no measurements of libra calibrate"):
-        read_measurements(tmp_path / "calls.json")
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"[]", r"the file \(\[\]\) must be an object"),
+        (b'{"label": 1', "is not JSON: line 1, column 12: "),
+        (b"[" * 100_000, "nests too deeply"),
+        (b'{"label": "\xff"}', "is not UTF-8: byte 11 is 0xff"),
+        (b'{"num_sms": ' + b"9" * 5000 + b"}", "has an integer of some thousand digits"),
+        (b'{"num_sms": 1, "num_sms": 2}', 'key "num_sms" is given twice'),
+        (b'{"' + b"k" * 99 + b'": 1, "' + b"k" * 99 + b'": 2}', r'key "k{36}\.\.\. is given twice'),
+        (b'{"num_sms": -Infinity}', "-Infinity is not a number"),
+    ],
+)
+def test_no_json_object_is_named_too(tmp_path: Path, content: bytes, reason: str) -> None:
+    """In our words, not in those of Python's reader."""
+    path = tmp_path / "calls.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{path}: no measurements of .* \({reason}") as caught:
+        read_measurements(path)
+    assert str(caught.value).endswith("; write them with --keep-calls.")
 
 
 def test_a_file_of_something_else(tmp_path: Path) -> None:
