@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich import box
 from rich.console import Console
@@ -95,30 +96,51 @@ def lengths(
     """Show the sample lengths and attention skew of a data set; count a .jsonl once."""
     if pack not in PACKERS:
         raise ValueError(f"--pack ({pack!r}) must be one of {', '.join(PACKERS)}.")
-    sidecar = None
+    sidecar, given = None, given_options(context)
     if not file.suffix and not file.exists():
-        refuse_given(given_options(context), OF_FILES, f"not with a preset ({_preset(file)})")
+        refuse_given(given, OF_FILES, f"not with a preset ({_preset(file)})")
         rows = _rows_of_preset(file, seq_length)
         seq_length = PRESET_JOBS[str(file)].seq_length
     elif tokenizer is not None:
+        _refuse_pack(given, file)
         sidecar = _count(file, tokenizer, chat_template, output, workers)
         rows = load_sidecar(sidecar)
     else:
-        refuse_given(
-            given_options(context), OF_COUNTING, "for counting, which --tokenizer NAME asks for"
-        )
+        _refuse_pack(given, file)
+        refuse_given(given, OF_COUNTING, "for counting, which --tokenizer NAME asks for")
         rows = read_lengths(file, column=column)
+        if _are_packed(rows):
+            why = f"for documents, and {file} holds packed sequences already"
+            refuse_given(given, ("pack",), why)
     if not rows.flat.any():
         raise ValueError(f"{file} has no sample with tokens; give lengths of at least 1.")
     skew = None
     if seq_length is not None:
-        packed = _sequences(rows, seq_length, pack, is_chat=file.suffix == ".jsonl")
+        packed = _sequences(rows, seq_length, pack, is_chat=_is_chat(file))
         skew = summarize_skew(packed, seq_length)
     summary = summarize_lengths(rows.flat)
     if as_json:
         typer.echo(json.dumps(_answer(summary, skew, sidecar), allow_nan=False))
     else:
         _show(file, summary, skew, sidecar)
+
+
+def _refuse_pack(given: dict[str, str], file: Path) -> None:
+    """ValueError if --pack is given and nothing is packed, as far as options and names tell."""
+    if "seq_length" not in given:
+        refuse_given(given, ("pack",), "for --seq-length TOKENS, without which nothing is packed")
+    if _is_chat(file):
+        why = "for documents, and the lines of a .jsonl are packed sequences already"
+        refuse_given(given, ("pack",), why)
+
+
+def _is_chat(file: Path) -> bool:
+    return file.suffix.lower() == ".jsonl"
+
+
+def _are_packed(rows: LengthRows) -> bool:
+    """Whether a row has several lengths: lists of lists, not documents."""
+    return bool((np.diff(rows.offsets) > 1).any())
 
 
 def _preset(file: Path) -> str:
@@ -146,7 +168,7 @@ def _rows_of_preset(file: Path, seq_length: int | None) -> LengthRows:
 def _count(
     file: Path, tokenizer: str, chat_template: Path | None, output: Path | None, workers: int
 ) -> Path:
-    if file.suffix != ".jsonl":
+    if not _is_chat(file):
         raise ValueError(f"--tokenizer counts the lines of a .jsonl, not of {file}; leave it out.")
     template = _read_template(chat_template) if chat_template else None
     require_file(file)
@@ -184,7 +206,7 @@ def _sequences(rows: LengthRows, seq_length: int, packer: str, *, is_chat: bool)
         return LengthRows.from_rows(
             [fold_conversations(row, seq_length=seq_length) for row in rows]
         )
-    if len(rows) < rows.flat.size:
+    if _are_packed(rows):
         if rows.row_sums().max() > seq_length:
             longest = int(rows.row_sums().max())
             raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_libra.data.json_faults import json_fault
+from megatron_libra.data.json_faults import parse_json
 from megatron_libra.data.numpy_files import read_npy as load_npy
 from megatron_libra.data.parquet import read_parquet
 from megatron_libra.data.rows import LengthRows, require_file
@@ -58,9 +58,9 @@ def read_lengths(path: Path, *, column: str | None = None) -> LengthRows:
 def read_json(path: Path) -> LengthRows:
     """A list, or an object with the list as `sequences`, the form that `libra plan` takes."""
     try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{json_fault(error)}; write {EXAMPLE}.") from None
+        values = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{error}; write {EXAMPLE}.") from None
     if isinstance(values, dict) and "sequences" in values:
         values = values["sequences"]
     if not isinstance(values, list):

@@ -48,6 +48,23 @@ def test_packed_sequences_stay_as_they_are(libra: Callable[..., Any], tmp_path: 
     assert answer["skew"]["imbalance"] == pytest.approx(64 / (130 / 3) - 1)
 
 
+def test_an_empty_packed_sequence_makes_no_documents(
+    libra: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Two rows, two lengths: still lists of lists, as libra simulate takes them."""
+    path = tmp_path / "packs.json"
+    path.write_text("[[3, 3], []]")
+    answer = libra("lengths", path, "--seq-length", 8, "--json").answer
+    assert (answer["skew"]["sequences"], answer["skew"]["imbalance"]) == (2, 1)
+
+
+def test_a_jsonl_in_capitals_is_a_chat(libra: Callable[..., Any], chat: Path) -> None:
+    chat = chat.rename(chat.with_name("CHAT.JSONL"))
+    words = ("--tokenizer", "byte", "--seq-length", 16, "--json")
+    assert libra("lengths", chat, *words).answer["skew"]["fill"] == 1.0
+    assert libra("lengths", chat, *words[2:]).answer["skew"]["fill"] == 1.0
+
+
 def test_a_preset_is_what_libra_simulate_takes(libra: Callable[..., Any]) -> None:
     answer = libra("lengths", "longtail-256k", "--json").answer
     rows = packed_corpus("longtail-256k", num_sequences=16 * 128, seed=0)
@@ -117,6 +134,15 @@ def test_counting_to_another_file(libra: Callable[..., Any], chat: Path) -> None
         ("[[3, 9]]", ["--seq-length", 8], "--seq-length (8) must be at least the longest"),
         ("[3]", ["--seq-length", 8, "--pack", "x"], "--pack ('x') must be one of cut"),
         ("[3]", ["--pack", "x"], "--pack ('x') must be one of cut"),
+        ("[3]", ["--pack", "cut"], "--pack: for --seq-length TOKENS, without which nothing is"),
+        (
+            "[[3, 4], [5]]",
+            ["--seq-length", 8, "--pack", "best_fit"],
+            "a.json holds packed sequences already; leave out what is named",
+        ),
+        ('{"sequences": [3], "sequences": [4]}', [], 'a.json: key "sequences" is given twice; wr'),
+        ("[3, NaN]", [], "a.json: NaN is not a number; write [1200, 3000]"),
+        ("[" + "7" * 4000 + "]", [], "lengths[0] (7777777777"),
         ("[3]", ["--tokenizer", "byte"], "counts the lines of a .jsonl"),
         ("[3]", ["--output", "x.npz"], "--output: for counting, which --tokenizer NAME asks for"),
         ("[3]", ["--workers", 2], "--workers: for counting, which --tokenizer NAME asks for"),
@@ -133,7 +159,7 @@ def test_faults(
     run = libra("lengths", path, *options)
     assert (run.code, run.out) == (2, "")
     assert message in run.err
-    assert run.err.count("\n") == 1
+    assert run.err.count("\n") == 1 and len(run.err) < 500
 
 
 @pytest.mark.parametrize(
@@ -153,6 +179,12 @@ def test_faults(
         ("{}", ["json:loads"], "line 1: the counter raised TypeError"),
         ("{}", [":"], "tokenizer :: Empty module name; give MODULE:FUNCTION"),
         ("{}", ["byte", "--chat-template", "latin"], "latin: is not UTF-8"),
+        ("{}", ["byte", "--pack", "cut"], "--pack: for --seq-length TOKENS"),
+        (
+            "{}",
+            ["byte", "--pack", "cut", "--seq-length", "8"],
+            "--pack: for documents, and the lines of a .jsonl are packed sequences already",
+        ),
     ],
 )
 def test_faults_of_counting(

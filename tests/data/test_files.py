@@ -48,6 +48,13 @@ def test_json(tmp_path: Path, content: str, expected: list[tuple[int, ...]]) -> 
         ('{"sequences": null}', "a.json: holds null; it must be a list"),
         ('"' + "a" * 99 + '"', r"""a.json: holds "a{36}\.\.\.; it must be"""),
         ("[3, \xe4]", "a.json: is not UTF-8: byte 4 is 0xe4; write"),
+        (
+            '{"sequences": [1], "sequences": [2]}',
+            """a.json: key "sequences" is given twice; write""",
+        ),
+        ('{"sequences": [1], "a": {"b": 1, "b": 1}}', """a.json: key "b" is given twice; write"""),
+        ("[3, Infinity]", "a.json: Infinity is not a number; write"),
+        ("[" + "9" * 4000 + "]", r"a.json: lengths\[0\] \(9{30,40}\.\.\.\) must be an integer"),
         ("[" + "9" * 5000 + "]", "a.json: has an integer of some thousand digits; write"),
     ],
 )
