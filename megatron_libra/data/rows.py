@@ -63,8 +63,9 @@ def _refuse_first(values: Sequence[Any], name: str) -> None:
     for at, value in enumerate(values):
         if _is_no_length(value):
             text = repr(value)
+            shown = text if len(text) <= 40 else text[:37] + "..."
             raise ValueError(
-                f"{name}[{at}] ({text if len(text) <= 40 else text[:37] + '...'}) must be an integer of 0 to {MAX_TOKENS - 1}; "
+                f"{name}[{at}] ({shown}) must be an integer of 0 to {MAX_TOKENS - 1}; "
                 "remove the entry or give its true length in tokens."
             )
 
