@@ -23,6 +23,14 @@ HOOKED = {
 }
 
 
+def test_commands_of_the_readme_can_be_pasted() -> None:
+    """What a reader puts in is in capitals; a shell would pass `...` on as a word."""
+    lines = (ROOT / "patches" / "README.md").read_text().splitlines()
+    commands = [line.strip() for line in lines if line.startswith(("    torchrun", "    ./"))]
+    assert len(commands) == 4
+    assert not [command for command in commands if "..." in command.split()]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small tree, in a path with a space."""
