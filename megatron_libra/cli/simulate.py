@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ import typer
 from megatron_libra.cli.json_reader import short
 from megatron_libra.cli.output_files import files_read, require_writable
 from megatron_libra.cli.request import MAX_HEAD_DIM, MAX_HEADS
+from megatron_libra.cli.simulate_heads import ModelHeads
 from megatron_libra.cli.simulate_size import (
     MAX_COUNT,
     MAX_PROCESSES,
@@ -31,7 +31,6 @@ from megatron_libra.config import (
     MAX_INTEGER,
     AttentionShape,
     LibraConfig,
-    divisors,
 )
 from megatron_libra.simulator.answer import simulation_answer
 from megatron_libra.simulator.calibration import BUILT_IN, load_cost_model
@@ -134,7 +133,8 @@ def simulate(
             f"{corpus!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the path "
             "of a file of lengths or one of these names."
         )
-    job = _job(
+    given_heads = {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    sizes, shape = _sizes(
         PRESET_JOBS.get(corpus),
         {
             "seq_length": seq_length,
@@ -142,8 +142,12 @@ def simulate(
             "data_parallel_size": data_parallel_size,
             "global_batch_size": global_batch_size,
         },
-        {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim},
-        tensor_parallel_size,
+        given_heads,
+    )
+    heads = ModelHeads(shape, given_heads, corpus, tensor_parallel_size)
+    job = TrainingJob(
+        **sizes,
+        shape=heads.of_rank(),
         pipeline_parallel_size=pipeline_parallel_size,
         num_layers=num_layers,
         other_ms=other_ms,
@@ -158,6 +162,7 @@ def simulate(
         scopes=_words(scopes),
         placers=_words(placers),
     )
+    heads.check_head_splits(grid.head_splits)
     base = LibraConfig(
         chunks=chunks,
         load_slack=load_slack,
@@ -207,15 +212,11 @@ def simulate(
         show_simulation(found)
 
 
-def _job(
-    preset: TrainingJob | None,
-    sizes: dict[str, Size],
-    heads: dict[str, Size],
-    tensor_parallel_size: int,
-    **others: Any,
-) -> TrainingJob:
-    """The job of a preset, or of options; ValueError names the options that are missing."""
-    known: dict[str, Any] = _known(sizes, preset)
+def _sizes(
+    preset: TrainingJob | None, sizes: dict[str, Size], heads: dict[str, Size]
+) -> tuple[dict[str, int], AttentionShape]:
+    """Those of a preset, or of options; ValueError names the options that are missing."""
+    known = _known(sizes, preset)
     known_heads = _known(heads, preset and preset.shape)
     missing = [name for name in (*sizes, *heads) if name not in {**known, **known_heads}]
     if missing:
@@ -223,22 +224,7 @@ def _job(
             f"missing {' '.join('--' + name.replace('_', '-') for name in missing)}; a file of "
             f"lengths says nothing about the job (only {', '.join(PRESET_JOBS)} have one)."
         )
-    shape = _rank_shape(AttentionShape(**known_heads), tensor_parallel_size)
-    return TrainingJob(**known, shape=shape, **others)
-
-
-def _rank_shape(model: AttentionShape, size: int) -> AttentionShape:
-    """Heads of a tensor-parallel rank; below TP kv heads each is on several ranks."""
-    is_shared = model.kv_heads < size and not size % model.kv_heads
-    for name, heads in (("query_heads", model.query_heads), ("kv_heads", model.kv_heads)):
-        if heads % size and not (is_shared and name == "kv_heads"):
-            raise ValueError(
-                f"tensor_parallel_size ({size}) must divide {name} ({heads}); try one of "
-                f"{divisors(heads)}."
-            )
-    return replace(
-        model, query_heads=model.query_heads // size, kv_heads=max(1, model.kv_heads // size)
-    )
+    return known, AttentionShape(**known_heads)
 
 
 def _known(given: dict[str, Size], preset: TrainingJob | AttentionShape | None) -> dict[str, int]:

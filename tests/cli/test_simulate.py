@@ -96,7 +96,10 @@ def test_a_calibration_changes_times_but_not_bytes(libra, corpus, write):
     [
         (("--pool-sizes", "3"), "pool_size (3) must divide data_parallel_size (4)"),
         (("--pool-sizes", "a,2"), "--pool-sizes ('a,2') must be numbers with commas"),
-        (("--head-splits", "3"), "head_split (3) must divide query_heads (4)"),
+        (
+            ("--head-splits", "2,3"),
+            "--head-splits (3) must divide --query-heads (4); try one of [1",
+        ),
         (("--gbs", "9"), "data_parallel_size (4) must divide global_batch_size (9)"),
         (("--gbs", "64"), "16 packed sequences, fewer than global_batch_size (64)"),
         (("--seq-length", "32"), "the longest packed sequence has 64 tokens"),

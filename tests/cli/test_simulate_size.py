@@ -71,3 +71,32 @@ def test_kv_heads_below_tensor_parallelism_are_shared(libra, nothing_begins):
     uneven = ("--query-heads", 96, "--kv-heads", 16, "--tp", 24)
     run = libra("simulate", "longtail-256k", *uneven)
     assert run.code == 2 and "tensor_parallel_size (24) must divide kv_heads (16)" in run.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--tp", 16, "--head-splits", "8,16"),
+            "--head-splits (16) must divide 128 query heads of longtail-256k / --tp (16) = 8; try "
+            "one of [1, 2, 4, 8].",
+        ),
+        (
+            ("--tp", 2, "--query-heads", 24, "--kv-heads", 12, "--head-splits", 4),
+            "--head-splits (4) must divide --kv-heads (12) / --tp (2) = 6 or be a multiple of it; "
+            "try one of [1, 2, 3, 6, 12].",
+        ),
+        (
+            ("--query-heads", 96, "--head-splits", 12),
+            "--head-splits (12) must divide 16 kv heads of longtail-256k or be a multiple of it; "
+            "try one of [1, 2, 4, 8, 16, 32, 48, 96].",
+        ),
+    ],
+)
+def test_head_splits_are_refused_by_what_was_typed(libra, nothing_begins, arguments, message):
+    """Heads of a rank are a quotient that nobody typed; each way out works."""
+    run = libra("simulate", "longtail-256k", *arguments)
+    assert (run.code, run.out, run.err) == (2, "", f"error: {message}\n")
+    way_out = message.split("[")[1].split("]")[0].replace(" ", "")
+    with pytest.raises(AssertionError, match="it began"):
+        libra("simulate", "longtail-256k", *arguments[:-1], way_out)
