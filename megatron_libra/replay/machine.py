@@ -71,15 +71,21 @@ def measure_machine(wish: CalibrationWish, progress: Progress = lambda text: Non
     """Run everything on this machine's device, and on all its GPUs if there are several.
 
     Raises:
-        ValueError: the kernel cannot run here, or the seconds are too few.
+        ValueError: the kernel cannot run here, the seconds are too few, or the machine is too busy
+            to measure its links.
     """
     device = wish.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kernels = {
+        head_dim: pick_kernel(wish.kernel, device=device, dtype=dtype, head_dim=head_dim)
+        for head_dim in wish.head_dims
+    }
+    progress("links")  # first: if they fail, no minutes of calls are lost
+    links = _links(device)
     host: dict[int, CallSeconds] = {}
     calls: list[MeasuredCall] = []
     timer = None
-    for head_dim in wish.head_dims:
-        kernel = pick_kernel(wish.kernel, device=device, dtype=dtype, head_dim=head_dim)
+    for head_dim, kernel in kernels.items():
         timer = CallTimer(kernel, device, dtype=dtype)
         heads = wish.heads or HEADS[head_dim]
         host[head_dim] = _host_seconds(timer, head_dim, heads[0], wish.size)
@@ -92,7 +98,7 @@ def measure_machine(wish: CalibrationWish, progress: Progress = lambda text: Non
             progress=progress,
         )
     assert timer is not None
-    progress("rows and links")
+    progress("rows")
     return Measurements(
         label=timer.label,
         kernel=timer.kernel.name,
@@ -100,7 +106,7 @@ def measure_machine(wish: CalibrationWish, progress: Progress = lambda text: Non
         gather_gb_s=gather_gb_s(device),
         host=host,
         calls=tuple(calls),
-        links=_links(device),
+        links=links,
     )
 
 

@@ -1,5 +1,5 @@
-"""Calibration without a GPU: a machine whose times are known, files of calls, links of processes,
-and the command on this CPU.
+"""Calibration without a GPU: a machine whose times are known, files of calls, and the command on
+this CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatron_libra.replay.calibrate import (
 )
 from megatron_libra.replay.calls import KernelCall, table_of
 from megatron_libra.replay.grid import FIT, HEADS, GridSize, fit_calls, plan_calls
-from megatron_libra.replay.links import LinkFit, fit_link, measure_nccl
+from megatron_libra.replay.links import LinkFit
 from megatron_libra.replay.machine import CalibrationWish, Measurements, fit_model, measure_machine
 from megatron_libra.replay.measure import CallSeconds, CallTimer
 from megatron_libra.replay.samples import read_measurements, write_measurements
@@ -145,16 +145,22 @@ def test_the_command_names_the_file_of_a_single_call(
     assert len(json.loads(path.read_text())["calls"]) == 1 and not out.exists()
 
 
-def test_a_link_by_hand() -> None:
-    """10 us and 100 GB/s."""
-    assert fit_link([1e6, 1e8, 1e9], [20e-6, 1010e-6, 10010e-6]) == pytest.approx((100, 10))
-    with pytest.raises(ValueError, match="all took the same"):
-        fit_link([1e6, 1e8], [1e-5, 1e-5])
+def test_links_that_cannot_be_measured_cost_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come first: what fails in seconds does not throw minutes of calls away."""
 
+    def timed(*_: object) -> None:
+        raise AssertionError("calls came first")
 
-def test_links_between_processes_are_measured() -> None:
-    link = measure_nccl(2, backend="gloo")
-    assert link.gb_s > 0 and link.message_us >= 0 and link.overlap_loss == 0
+    def noisy(device: object) -> None:
+        raise ValueError("more bytes took no longer")
+
+    monkeypatch.setattr(machine.CallTimer, "seconds", timed)
+    monkeypatch.setattr(machine, "_links", noisy)
+    wish = CalibrationWish(device=torch.device("cpu"), head_dims=(64,), size=SIZE)
+    with pytest.raises(ValueError, match="more bytes took no longer"):
+        measure_machine(wish)
+    with pytest.raises(ValueError, match="fa4 needs a CUDA device"):
+        measure_machine(replace(wish, kernel="fa4"))
 
 
 def test_a_cpu_is_measured_and_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +171,8 @@ def test_a_cpu_is_measured_and_labelled(monkeypatch: pytest.MonkeyPatch) -> None
     found = measure_machine(wish, texts.append)
     assert found.label == "CPU, reference kernel (no GPU was measured)"
     assert (found.num_sms, found.kernel, dict(found.links)) == (1, "reference", {})
-    assert texts[0] == "head dim 64: kernels" and texts[-1] == "rows and links"
-    assert texts[1].startswith("head dim 64: grid, call 1 of")
+    assert texts[:2] == ["links", "head dim 64: kernels"] and texts[-1] == "rows"
+    assert texts[2].startswith("head dim 64: grid, call 1 of")
 
 
 def _libra(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
