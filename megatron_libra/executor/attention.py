@@ -71,12 +71,12 @@ def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: i
     tokens = plan.num_local_tokens if in_place else plan.local.query.num_rows
     query = plan.num_query_rows * heads.query_heads_per_shard + tokens * shape.query_heads
     kv = plan.num_kv_rows * heads.kv_heads_per_shard + tokens * shape.kv_heads
-    lse = query * max(4, bytes_per_element)
+    lse = plan.num_query_rows * heads.query_heads_per_shard + bound_plan.local.calls.num_query_rows
     if backward_kv == "refetch":
         elements = plan.num_local_tokens * 2 * (shape.query_heads + shape.kv_heads)
     else:
         elements = 2 * query + 2 * kv
-    return elements * shape.head_dim * bytes_per_element + lse
+    return elements * shape.head_dim * bytes_per_element + lse * max(4, bytes_per_element)
 
 
 class _LibraAttention(torch.autograd.Function):

@@ -44,7 +44,7 @@ class HomeTensors:
     v: torch.Tensor
     out: torch.Tensor
     local_lse: tuple[torch.Tensor, ...]
-    """By round."""
+    """By call."""
     lse: tuple[tuple[torch.Tensor, ...], ...]
     """By step and round."""
 

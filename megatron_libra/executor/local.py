@@ -126,7 +126,7 @@ def _receive(
     """Store a worker's result, or return why there is none."""
     try:
         succeeded, value = pickle.loads(reader.recv_bytes())
-    except EOFError:
+    except (EOFError, OSError):  # OSError: a worker was killed while it sent
         process.join()
         code = process.exitcode or 0
         reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -62,6 +62,15 @@ class LocalCalls:
     def __len__(self) -> int:
         return len(self.early) + len(self.late)
 
+    @property
+    def num_query_rows(self) -> int:
+        """Rows of all log-sum-exps, one for each query head: those of a gap in a call as well."""
+        return sum(
+            (call.bound_round.query_stop - call.bound_round.query_start)
+            * (call.query_heads.stop - call.query_heads.start)
+            for call in (*self.early, *self.late)
+        )
+
 
 def _calls(
     rounds: Sequence[BoundRound], pieces: Sequence[tuple[slice, slice, bool]], number: int

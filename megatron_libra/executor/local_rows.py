@@ -5,7 +5,7 @@ In: the ranges of a worker's local part. Out: LocalRows, and varlen calls over t
 In place, queries, keys and results are used where the home has them; what is exchanged leaves gaps.
 A call skips a small gap as an entry without keys and one without queries, and ends at a large one:
 a kernel's tile costs about as much as a short sample even where it has nothing to compute. That is
-free of copies, so it is chosen where most of the home's rows are local, in few ranges. Elsewhere
+free of copies, so it is chosen where most of the home's samples are local, in few ranges. Elsewhere
 the home gathers all of its rows from a mailbox, and the few local ones are copied. Example, ranges
 of 3 and 2 tokens at tokens 1 and 5 of 8, all early:
 

@@ -189,9 +189,9 @@ def _check_worker(
     )
     by_heads = local.late_kv_heads > 0
     _require(
-        0 <= local.late_kv_heads < plan.shape.kv_heads
+        0 <= 2 * local.late_kv_heads <= plan.shape.kv_heads
         and not (by_heads and local.num_early_rounds < len(local.rounds)),
-        f"worker {worker.worker} divides its local part twice, or has no early heads",
+        f"worker {worker.worker} divides its local part twice, or has more late than early heads",
     )
     own, split = [(worker.worker, local)], plan.heads.head_split
     all_heads = np.zeros((1, covered.shape[1]), np.int64)

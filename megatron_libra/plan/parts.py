@@ -3,7 +3,7 @@
 In: blocks, homes, tile workers. Out: Parts, the part of every fragment by head shard.
 
 A fragment is *local* if its home computes all head shards of it and of the sample before it: it
-never enters an exchange, and all heads are computed in one call, as if there were no shards, with
+never enters an exchange, and its heads are computed together, as if there were no shards, with
 queries and keys where the home has them. What is left is *near* on a worker of its own slot, and
 *far* on the worker of another one. Pools stand on whole nodes, so near rows mostly travel inside a
 node and far rows between nodes. The chunk pipeline (section 4.4) computes the far part in the
@@ -66,10 +66,10 @@ def parts_of(
     """The part of every fragment of a head shard.
 
     Local fragments of one sample are never divided between EARLY and LATE, because they share keys;
-    a worker with few samples divides all of them by kv heads instead. A worker that exchanges
-    nothing has no late work. Workers whose loads are alike keep about equally much for the end, so
-    that all reach their last return at one time: NCCL's kernels take SMs while they wait for each
-    other.
+    a worker with few samples divides all of them by kv heads instead. At most half of a worker's
+    work is late; a worker that exchanges nothing has none. Workers whose loads are alike keep about
+    equally much for the end, so that all reach their last return at one time: NCCL's kernels take
+    SMs while they wait for each other.
 
     Args:
         worker: (H, F) who computes it.
@@ -145,7 +145,8 @@ def _late(
     is_late = (2 * behind <= most) & exchanges[position]
     wanted = most[ends] * exchanges / 2
     whole = np.bincount(position, weight * is_late)
-    heads = np.where(whole < COARSE * wanted, np.rint(kv_heads * wanted / total), 0)
+    nearest = np.minimum(np.rint(kv_heads * wanted / total), kv_heads // 2)
+    heads = np.where(whole < COARSE * wanted, nearest, 0)
     late_heads[owner[ends]] = heads
     is_late &= heads[position] == 0
     rows: Int64 = order[np.repeat(is_late, np.diff(first, append=len(worker)))]

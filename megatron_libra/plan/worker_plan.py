@@ -38,14 +38,16 @@ MOST_GAPS = 32
 
 def is_in_place(num_local: Int64 | int, num_computed: Int64 | int, num_gaps: Int64 | int) -> Bool:
     """Whether workers compute their local part in the home tensors themselves, which copies nothing
-    but keeps them for backward: where it has most of the tokens, in few ranges.
+    but keeps them for backward, padding included: where it has most of the tokens, in few ranges.
+    A worker without tokens keeps nothing.
 
     Args:
         num_local: (W,) or one, tokens of the local part.
         num_computed: tokens of the home that somebody computes: all but padding.
         num_gaps: ranges of home tokens between and around the local ones.
     """
-    found: Bool = np.logical_and(2 * num_local >= num_computed, num_gaps <= MOST_GAPS)
+    is_most = np.logical_and(2 * num_local >= num_computed, num_computed > 0)
+    found: Bool = np.logical_and(is_most, num_gaps <= MOST_GAPS)
     return found
 
 

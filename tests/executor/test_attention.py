@@ -139,7 +139,16 @@ def test_inference_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("plan", [ONE, plan_of(CASES["one_worker"], chunks=1, head_split=4)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ONE,
+        plan_of(CASES["one_worker"], chunks=1, head_split=4),
+        plan_of(pool([[20, 28]], 64, 1, (4, 2, 8))),
+        plan_of(pool([[3, 13]], 256, 1, (4, 2, 8))),
+        plan_of(pool([[]], 64, 1, (4, 2, 8))),
+    ],
+)
 def test_saved_bytes_are_what_autograd_saves(mode: str, plan: PoolPlan) -> None:
     inputs, _ = leaves(plan)
     bound, saved = alone(plan, backward_kv=mode), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -69,6 +70,23 @@ def test_a_failing_worker_ends_the_run(how: str, message: str) -> None:
 def test_a_hanging_worker_times_out() -> None:
     with pytest.raises(TimeoutError, match=r"workers \[.*1.*\] did not finish within 3 s"):
         run("hang", timeout_s=3.0)
+
+
+def dies_while_it_sends(rank: int) -> torch.Tensor:
+    """More than a pipe holds; the parent reads nothing before the worker is killed."""
+    if dist.get_rank() == rank:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return torch.zeros(2**22)
+
+
+def test_a_worker_killed_while_it_sends_is_named(monkeypatch) -> None:
+    def late(readers: list[Connection], timeout: float) -> list[Any]:
+        time.sleep(3.0)
+        return wait(readers, timeout)
+
+    monkeypatch.setattr(local, "wait", late)
+    with pytest.raises(WorkerFailed, match=r"worker 1 ended .*killed by SIGKILL"):
+        run_workers(dies_while_it_sends, 2, 1, timeout_s=60)
 
 
 def a_tensor() -> torch.Tensor:

@@ -114,7 +114,7 @@ def random_pools(seed: int, count: int, *, num_workers: int) -> list[PoolPlan]:
     plans: list[PoolPlan] = []
     while len(plans) < count:
         size = rng.choice([d for d in range(1, num_workers + 1) if num_workers % d == 0])
-        kv_heads, group = rng.choice([1, 2, 4]), rng.choice([1, 2, 4])
+        kv_heads, group = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 4])
         case = pool(
             [],
             2 * size * rng.randint(1, 100 // size),

@@ -1,9 +1,13 @@
 """Layer 1: in which part of a layer a query range is computed; by hand, then on random pools."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from megatron_libra import AttentionShape, LibraConfig, plan_pool
+from megatron_libra.plan.check import check_plan
+from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.parts import FAR, NEAR, pipeline_order
 from tests.helpers.cases import random_pools
 
@@ -97,6 +101,18 @@ def test_a_worker_with_one_sample_keeps_kv_heads_for_the_end():
     plan = plan_pool(sequences, context_parallel_size=1, shape=single, config=config)
     assert plan.local.late_kv_heads.tolist() == [0, 0]
     assert plan.worker_plan(1).local.num_early_rounds == len(plan.worker_plan(1).local.rounds) == 1
+
+
+@pytest.mark.parametrize("kv_heads", [2, 3, 7, 8])
+def test_late_heads_are_at_most_half(kv_heads):
+    shape = AttentionShape(query_heads=kv_heads, kv_heads=kv_heads, head_dim=8)
+    config = LibraConfig(pool_size=2, block_size=64, chunks=1, load_slack=0.0)
+    plan = plan_pool([[64] * 60, [286]], context_parallel_size=1, shape=shape, config=config)
+    assert plan.local.late_kv_heads.tolist() == [0, kv_heads // 2]
+    tampered = replace(plan, local=replace(plan.local, late_kv_heads=np.array([0, kv_heads - 1])))
+    if kv_heads > 2:
+        with pytest.raises(PlanError, match="more late than early heads"):
+            check_plan(tampered)
 
 
 def test_a_long_start_that_stays_keeps_few_kv_heads():
