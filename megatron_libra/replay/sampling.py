@@ -33,7 +33,7 @@ class WorkerTable:
 
     method: Int64
     microbatch: Int64
-    """Numbered over all windows and the same for all methods."""
+    """Numbered over all windows and the same for all methods; the first one of several."""
     pool: Int64
     """Numbered over everything."""
     worker: Int64
@@ -41,6 +41,8 @@ class WorkerTable:
     """Equal for workers with equal kernel calls."""
     seconds: Float
     """Predicted computation, forward and backward."""
+    is_straggler: NDArray[np.bool_]
+    """Whether a worker's pool has the heaviest worker of a method and microbatch."""
 
     def __len__(self) -> int:
         return len(self.method)
@@ -54,17 +56,6 @@ class WorkerTable:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order)) - np.repeat(first, count)
         return place
-
-    @property
-    def is_straggler(self) -> NDArray[np.bool_]:
-        """Whether a worker's pool has the heaviest worker of its method and microbatch."""
-        heaviest = np.zeros(int(self.pool.max(initial=-1)) + 1)
-        np.maximum.at(heaviest, self.pool, self.seconds)
-        key = self.method * (int(self.microbatch.max(initial=-1)) + 1) + self.microbatch
-        order = np.lexsort((self.pool, -heaviest[self.pool], key))
-        first = order[np.diff(key[order], prepend=-1) != 0]
-        found: NDArray[np.bool_] = np.isin(self.pool, self.pool[first])
-        return found
 
 
 def measuring_order(table: WorkerTable, *, heaviest: int | None, sample: int, seed: int) -> Int64:

@@ -27,26 +27,38 @@ Int64 = NDArray[np.int64]
 
 
 def worker_table(replay: Replay, parts: Sequence[Float]) -> WorkerTable:
-    """All workers of all works; a work that several series share belongs to the first."""
+    """All workers of all works; a work that several series or microbatches share belongs to the
+    first, and is a straggler if it is one of any."""
     sizes = [work.num_workers for work in replay.works]
     _, first = np.unique(replay.rows[:, 4], return_index=True)
     owner = replay.rows[first]  # by work
     microbatches = int(owner[:, 2].max(initial=0)) + 1
     names: dict[bytes, int] = {}
     calls = [names.setdefault(name, len(names)) for work in replay.works for name in _names(work)]
+    seconds = [
+        kernel_seconds(part, work.chunks).sum(axis=0)
+        for part, work in zip(parts, replay.works, strict=True)
+    ]
     return WorkerTable(
         method=np.repeat(owner[:, 0], sizes),
         microbatch=np.repeat(owner[:, 1] * microbatches + owner[:, 2], sizes),
         pool=np.repeat(np.arange(len(sizes)), sizes),
         worker=np.concatenate([np.arange(size) for size in sizes]),
         calls=np.array(calls, np.int64),
-        seconds=np.concatenate(
-            [
-                kernel_seconds(part, work.chunks).sum(axis=0)
-                for part, work in zip(parts, replay.works, strict=True)
-            ]
-        ),
+        seconds=np.concatenate(seconds),
+        is_straggler=np.repeat(_stragglers(replay.rows, seconds), sizes),
     )
+
+
+def _stragglers(rows: Int64, seconds: Sequence[Float]) -> NDArray[np.bool_]:
+    """(works,) whether a work has the heaviest worker of some method and microbatch."""
+    heaviest = np.array([each.max(initial=0.0) for each in seconds])
+    series, window, microbatch, pool, work = rows.T
+    order = np.lexsort((pool, -heaviest[work], microbatch, window, series))
+    is_first = (np.diff(rows[order, :3], axis=0, prepend=-1) != 0).any(axis=1)
+    found = np.zeros(len(seconds), np.bool_)
+    found[work[order[is_first]]] = True
+    return found
 
 
 def _names(work: PoolWork) -> list[bytes]:

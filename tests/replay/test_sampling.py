@@ -12,6 +12,7 @@ from megatron_libra.replay.sampling import (
     measuring_order,
     model_error,
 )
+from megatron_libra.replay.workers import _stragglers
 
 NAN = float("nan")
 
@@ -28,12 +29,24 @@ def table() -> WorkerTable:
         worker=np.tile([0, 1, 2], 4),
         calls=np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9]),
         seconds=np.array([1.0, 5, 2, 4, 3, 6, 1, 1, 1, 2, 2, 2]),
+        is_straggler=pool != 0,
     )
 
 
-def test_ranks_and_stragglers(table):
+def test_ranks(table):
     assert table.rank.tolist() == [2, 0, 1, 1, 2, 0, 0, 1, 2, 0, 1, 2]
-    assert np.flatnonzero(table.is_straggler).tolist() == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_work_is_a_straggler_of_any_of_its_microbatches():
+    """Series, window, microbatch, pool, work: work 0 leads both microbatches of series 0 though it
+    is listed with the first; work 2 leads series 1; works 1 and 3 lead nothing."""
+    rows = np.array(
+        [[0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 2],
+         [1, 0, 0, 1, 3]]
+    )  # fmt: skip
+    seconds = [np.array([1.0, 9]), np.array([5.0, 5]), np.array([3.0, 1]), np.array([2.0, 2])]
+    assert _stragglers(rows, seconds).tolist() == [True, False, True, False]
+    assert _stragglers(rows[:0], []).tolist() == []
 
 
 def test_stragglers_come_first_then_other_heaviest(table):
