@@ -188,10 +188,12 @@ def test_the_command_on_this_cpu(
 ) -> None:
     """From measuring to a file that the simulator reads, then fitted again from the calls."""
     out, kept = tmp_path / "mine.json", tmp_path / "calls.json"
-    assert not _libra(
-        "--device", "cpu", "--head-dim", "64", "--heads", "4x1", "--seconds", "12", "--out", out,
-        "--keep-calls", kept, "--inter-node-gb-s", "12.5", monkeypatch=monkeypatch,
-    )  # fmt: skip
+    words = ("--device", "cpu", "--head-dim", "64", "--heads", "4x1", "--out", out,
+             "--keep-calls", kept, "--inter-node-gb-s", "12.5")  # fmt: skip
+    if _libra("--seconds", "12", *words, monkeypatch=monkeypatch):
+        # this machine is busy: what the refusal suggests is enough
+        assert "try --seconds 48 or --quick" in capsys.readouterr().err
+        assert not _libra("--seconds", "48", *words, monkeypatch=monkeypatch)
     text = capsys.readouterr().out
     assert "no GPU was measured" in text and "workers of pools, not fitted" in text
     assert "inter_node_gb_s 12.5 (given)" in text and "message_us 26.2 (default" in text
