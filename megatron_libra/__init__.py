@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from megatron_libra import _python as _python
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 from megatron_libra.plan.vrsp import order_window

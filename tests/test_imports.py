@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "megatron_libra"
 
 INNER = {
+    "_python": set(),
     "config": set(),
     "orphans": set(),
     "extras": set(),
@@ -27,15 +28,16 @@ INNER = {
     "bench": {"config", "plan", "data", "simulator"},
     "executor": {"config", "plan", "orphans", "extras"},
     "replay": {"config", "plan", "data", "simulator", "bench", "executor", "orphans"},
-    "integration": {"config", "plan", "data", "executor", ""},
+    "integration": {"config", "plan", "data", "executor", "extras", ""},
     "cli": {"config", "plan", "data", "simulator", "bench", "executor", "replay", "extras", ""},
     # The package itself, `python -m megatron_libra.run` and `python -m megatron_libra`.
-    "": {"config", "plan", "executor"},
+    "": {"_python", "config", "plan", "executor"},
     "run": {"integration"},
     "__main__": {"cli"},
 }
 """Layer -> layers of this package that it may import, besides itself; "" is the package itself."""
 OUTER = {
+    "_python": set(),
     "config": set(),
     "orphans": set(),
     "extras": set(),

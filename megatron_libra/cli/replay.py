@@ -197,7 +197,7 @@ def _check_picture(png: Path | None) -> None:
         return
     if png.suffix.lower() != ".png":
         raise ValueError(f"--png ({png}) must end with .png; try {png.with_suffix('.png')}.")
-    require_matplotlib()
+    require_matplotlib("--png")
 
 
 def _tell_prepared(prepared: Replay, path: Path, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from megatron_libra.config import AttentionShape, LibraConfig, divisors
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.plan.heads import fits
+from megatron_libra.replay.archive import is_prepared
 from megatron_libra.replay.replay import Corpus
 from megatron_libra.simulator.calibration import BUILT_IN
 from megatron_libra.simulator.corpus import CorpusRequest, load_corpus
@@ -67,6 +68,8 @@ class JobOptions:
                 "path of a file of lengths or one of these names."
             )
         preset = PRESET_JOBS.get(corpus)
+        if preset is None and is_prepared(Path(corpus)):
+            raise ValueError(f"{corpus} is a prepared replay, not a corpus; try --load {corpus}.")
         sizes = self._known(
             preset,
             "seq_length",

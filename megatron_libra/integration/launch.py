@@ -18,12 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from megatron_libra.extras import install_hint
 from megatron_libra.integration import connections, yaml
 from megatron_libra.integration.errors import RunError
 
 __all__ = ["finish", "main", "prepare", "refuse"]
 
 USAGE = "usage: torchrun [...] -m megatron_libra.run [--config RUN.yaml] SCRIPT [flags of SCRIPT]"
+NEEDED = ("torch", "megatron", "yaml")
+"""Packages of the extra for training; the base install has none of them."""
 PATIENCE_S = 10.0
 """How long a refused rank lets rank 0 speak first."""
 
@@ -41,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         runpy.run_path(script, run_name="__main__")
     except RunError as error:
         refuse(error)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in NEEDED:
+            raise
+        refuse(RunError(f"training needs {name}; {install_hint('megatron')}."))
     finish()
 
 

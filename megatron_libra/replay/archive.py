@@ -7,6 +7,7 @@ file is executable.
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from megatron_libra.simulator.call_table import CallTable
 from megatron_libra.simulator.job import TrainingJob
 from megatron_libra.simulator.pool_work import PoolWork
 
-__all__ = ["load_replay", "save_replay"]
+__all__ = ["is_prepared", "load_replay", "save_replay"]
 
 FORMAT = "libra replay 2"
 Array = NDArray[Any]
@@ -54,6 +55,14 @@ def save_replay(replay: Replay, path: Path) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether a file looks like one that save_replay wrote, of any version."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return {"header.npy", "rows.npy"} <= set(archive.namelist())
 
 
 def load_replay(path: Path) -> Replay:

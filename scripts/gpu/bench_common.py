@@ -68,6 +68,9 @@ def arguments(doc: str, *, seconds: float) -> argparse.ArgumentParser:
     return parser
 
 
+VERDICTS = ("pass", "FAIL")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """How cases are run; made once from the flags."""
@@ -83,7 +86,8 @@ class Job:
 
     @classmethod
     def of(cls, name: str, args: argparse.Namespace, num_workers: int) -> Job:
-        """Makes the folder."""
+        """Makes the folder; leaves the process if the device is not there."""
+        require_device(args.device)
         args.out.mkdir(parents=True, exist_ok=True)
         deadline = time.time() + args.seconds
         return cls(name, args.out, args.device, num_workers, deadline, args.case_seconds)
@@ -246,6 +250,8 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) 
     cells = [list(columns)] + [[_cell(row.get(name, "-")) for name in columns] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     dry = any(str(row.get("gpu", "")).startswith("none") for row in rows)
+    if dry:
+        cells = [["-" if cell in VERDICTS else cell for cell in row] for row in cells]
     print(f"\n{title}" + (" (dry run: the times mean nothing)" if dry else ""))
     for row in cells:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
@@ -257,10 +263,16 @@ def one_line(record: Mapping[str, Any], columns: Sequence[str]) -> str:
     return " | ".join(f"{name} {_cell(record[name])}" for name in columns if name in record)
 
 
+def require_device(device: str) -> None:
+    """Leave with a line where the device is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: no CUDA device here; --device cpu --tiny makes a dry run of a benchmark.")
+
+
 def verdict(value: float, *, at_most: float | None = None, at_least: float | None = None) -> str:
     """pass or FAIL."""
     good = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
-    return "pass" if good else "FAIL"
+    return VERDICTS[not good]
 
 
 def _cell(value: Any) -> str:

@@ -127,6 +127,11 @@ def main() -> int:
     parser.add_argument("--kernel", default="auto", help="attention kernel")
     parser.add_argument("--every", type=int, default=1, help="only every n-th pool of the matrix")
     args = parser.parse_args()
+    if torch.cuda.device_count() < args.workers:
+        sys.exit(
+            f"error: {args.workers} workers need as many GPUs, here are "
+            f"{torch.cuda.device_count()}; libra verify --device cpu needs none."
+        )
     start, failed = time.monotonic(), 0
     transports = args.transports.split(",")
     made = list(plans(args.workers, args.tokens))[:: args.every]

@@ -10,6 +10,7 @@ import pytest
 
 from megatron_libra.data.sidecar import build_sidecar, sidecar_path
 from megatron_libra.simulator.calibration import built_in, model_json
+from megatron_libra.simulator.plots import require_matplotlib
 from tests.helpers.replay_cases import HEADS, PREDICTED, SIZES, SMALL
 
 SIMULATE = (*SIZES, *HEADS, "--processes", 1)
@@ -28,7 +29,7 @@ def nothing_begins(monkeypatch):
     for name in ("simulate.load_corpus", "replay.read_windows", "replay.load_replay"):
         monkeypatch.setattr(f"megatron_libra.cli.{name}", begun)
     for name in ("simulate", "replay"):
-        monkeypatch.setattr(f"megatron_libra.cli.{name}.require_matplotlib", lambda: None)
+        monkeypatch.setattr(f"megatron_libra.cli.{name}.require_matplotlib", lambda *_: None)
 
 
 def check_refused(run, path: Path, kept: bytes) -> None:
@@ -115,10 +116,12 @@ def test_a_picture_is_a_png(libra, corpus, tmp_path, figure):
 
 
 def test_a_missing_package_is_told_before_the_work(libra, corpus, tmp_path, monkeypatch):
-    def missing():
-        raise ValueError("matplotlib is missing")
-
-    for command, option in (("simulate", "--html"), ("replay", "--png")):
-        monkeypatch.setattr(f"megatron_libra.cli.{command}.require_matplotlib", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for command, option, pictures in (
+        ("simulate", "--html", "the HTML report"),
+        ("replay", "--png", "--png"),
+    ):
+        monkeypatch.setattr(f"megatron_libra.cli.{command}.require_matplotlib", require_matplotlib)
         run = libra(command, corpus, *COMMANDS[command], option, tmp_path / "a.png")
-        assert run.code == 2 and "matplotlib is missing" in run.err
+        assert run.code == 2 and "pictures need matplotlib" in run.err
+        assert f"or leave {pictures} out" in run.err

@@ -82,3 +82,12 @@ def test_measuring_without_a_gpu_is_refused_before_planning(libra, corpus, figur
     assert (run.code, run.out) == (2, "")
     assert "needs a CUDA device" in run.err and "try --measure 0" in run.err
     assert run.err.count("\n") == 1
+
+
+def test_a_prepared_file_is_no_corpus(libra, corpus, tmp_path):
+    path = tmp_path / "made.npz"
+    assert libra("replay", corpus, *SMALL, "--prepare", path).code == 0
+    run = libra("replay", path, *SMALL, *PREDICTED)
+    assert (
+        run.code == 2 and f"{path} is a prepared replay, not a corpus; try --load {path}" in run.err
+    )

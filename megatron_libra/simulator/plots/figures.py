@@ -32,12 +32,12 @@ FIGURES: dict[str, Callable[[Simulation], Any]] = {
 }
 
 
-def require_matplotlib() -> None:
-    """ValueError if matplotlib is not installed."""
+def require_matplotlib(pictures: str = "the HTML report") -> None:
+    """ValueError if matplotlib is not installed; pictures: what can be left out."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             f"pictures need matplotlib, which is not installed; {install_hint('plots')}, or leave "
-            "the HTML report out."
+            f"{pictures} out."
         )
 
 
