@@ -23,7 +23,14 @@ from megatron_libra.replay.calls import KernelCall
 from megatron_libra.replay.figures import FIGURES
 from megatron_libra.replay.pool_trace import find_pool, pool_name, pool_tracks, write_pool_trace
 from megatron_libra.replay.replay import Replay
-from megatron_libra.replay.report import Summary, replay_answer, source_notes, source_of, summaries
+from megatron_libra.replay.report import (
+    Summary,
+    replay_answer,
+    source_notes,
+    source_of,
+    speed_notes,
+    summaries,
+)
 from megatron_libra.replay.throughput import ThroughputGrid, predicted_grid, throughput_grid
 from megatron_libra.replay.times import pool_times, predicted
 from megatron_libra.simulator.cost_model import CostModel
@@ -90,7 +97,7 @@ def _show(
         f"{links['inter_node_gb_s']:g} GB/s between nodes ({links['inter_node_gb_s_from']}), "
         f"{links['message_us']:g} us a message, overlap loss {links['overlap_loss']:g}.\n",
     )
-    show_notes(source_notes(found, seconds.errors))
+    show_notes((*source_notes(found, seconds.errors), *speed_notes(found)))
     if replay.figure == "13":
         show_losses(found)
     if seconds.measured is not None:

@@ -20,7 +20,17 @@ from megatron_libra.replay.sampling import ModelError
 from megatron_libra.replay.times import LOSSES, PoolTimes
 from megatron_libra.simulator.pool_work import PoolWork
 
-__all__ = ["Summary", "replay_answer", "source_notes", "source_of", "summaries"]
+__all__ = [
+    "Summary",
+    "replay_answer",
+    "source_notes",
+    "source_of",
+    "speed_notes",
+    "summaries",
+]
+
+BEYOND = 1.02
+"""Times a bound: above, a speedup says something of the times, not of the balance."""
 
 Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
@@ -182,6 +192,28 @@ def source_notes(found: Sequence[Summary], errors: dict[str, ModelError | None])
     return tuple(notes)
 
 
+def speed_notes(found: Sequence[Summary]) -> tuple[str, ...]:
+    """What a reader of the speedups must know: who is slower than Ulysses, who beats its bound."""
+    slow = [each.name for each in found if each.name == "libra" and each.speedup_mean < 1]
+    fast = [
+        each.name
+        for each in found
+        if each.bound_mean > 1 and each.speedup_mean > BEYOND * each.bound_mean
+    ]
+    notes = []
+    if slow:
+        notes.append(
+            "libra is slower than Ulysses on this job: its sequences are too short, or too much "
+            "alike, for what the exchange costs. Train without it."
+        )
+    if fast:
+        notes.append(
+            f"{', '.join(fast)}: faster than perfect balance would be, so a pair took longer under "
+            "Ulysses: the machine was busy, or long calls find a lower clock. Trust the bound."
+        )
+    return tuple(notes)
+
+
 def replay_answer(
     replay: Replay,
     found: tuple[Summary, ...],
@@ -200,7 +232,7 @@ def replay_answer(
     return {
         "figure": replay.figure,
         "times": source_of(found),
-        "notes": source_notes(found, errors),
+        "notes": (*source_notes(found, errors), *speed_notes(found)),
         "corpus": asdict(replay.corpus),
         "model": model,
         "measured": measured,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from megatron_libra.replay.archive import load_replay, save_replay
 from megatron_libra.replay.calls import worker_calls
 from megatron_libra.replay.methods import METHODS, methods_of, pools_of
 from megatron_libra.replay.replay import Corpus, Replay, Series, prepare
-from megatron_libra.replay.report import source_notes, source_of, summaries
+from megatron_libra.replay.report import source_notes, source_of, speed_notes, summaries
 from megatron_libra.replay.sampling import ModelError
 from megatron_libra.replay.times import LOSSES, pass_times, pool_times, predicted
 from megatron_libra.replay.workers import (
@@ -271,3 +273,18 @@ def test_summaries_say_what_was_run(replay):
     nothing[int(replay.rows[rows[0], 4])][:] = True
     some = {each.name: each for each in summaries(replay, times, nothing)}["libra"]
     assert some.times == "scaled" and "same method" in source_notes([some], {})[0]
+
+
+def test_a_speedup_that_misleads_has_a_note(replay):
+    found = {
+        each.name: each
+        for each in summaries(replay, pool_times(replay, predicted(replay, MODEL), MODEL))
+    }
+    ours = replace(found["libra"], speedup_mean=1.5, bound_mean=2.0)
+    assert speed_notes([found["ulysses"], ours]) == ()
+    (slow,) = speed_notes([found["ulysses"], replace(ours, speedup_mean=0.9)])
+    assert "slower than Ulysses" in slow
+    tap = replace(ours, name="tap", speedup_mean=0.9)
+    assert speed_notes([tap]) == (), "a step of the ablation, nobody trains with it"
+    (fast,) = speed_notes([replace(ours, speedup_mean=2.1), replace(tap, speedup_mean=2.0)])
+    assert fast.startswith("libra: faster than perfect balance")
