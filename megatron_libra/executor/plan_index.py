@@ -85,8 +85,7 @@ def index_plan(plan: WorkerPlan) -> PlanIndex:
     sent_query, sent_kv = (
         np.concatenate([i.sent_rows for i in indexes]) for indexes in (query, kv)
     )
-    blocks = [size for index in kv for size in index.block_sizes]
-    passes, summed = contributions_at_home(sent_kv, blocks, tokens * heads.kv_shards)
+    passes, summed = contributions_at_home(sent_kv)
     return PlanIndex(
         query=query,
         kv=kv,
@@ -98,6 +97,4 @@ def index_plan(plan: WorkerPlan) -> PlanIndex:
 
 
 def _index(plan: WorkerPlan, route: WorkerRoute, num_shards: int) -> RouteIndex:
-    return index_route(
-        route, worker=plan.worker, num_workers=plan.num_workers, num_shards=num_shards
-    )
+    return index_route(route, worker=plan.worker, num_shards=num_shards)

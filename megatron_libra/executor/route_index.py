@@ -11,7 +11,6 @@ computing its own tokens 2, 3 and token 5 of the peer:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +35,9 @@ class RouteIndex:
     """Compute rows in travel order: from the other workers, then local."""
     arrange: Int32
     """Travel position of every compute row; the inverse of depart."""
-    block_sizes: tuple[int, ...]
-    """Rows of sent_rows for each worker by ascending number, 0 for the own, then the local ones."""
 
 
-def index_route(
-    route: WorkerRoute, *, worker: int, num_workers: int, num_shards: int
-) -> RouteIndex:
+def index_route(route: WorkerRoute, *, worker: int, num_shards: int) -> RouteIndex:
     """Expand a route. num_shards: H for the query route, K for the kv route."""
     local_sent, local_arrived = route.send_peer == worker, route.recv_peer == worker
     sent = _expand(route.send_token, route.send_count, num_shards, route.send_shard)
@@ -60,10 +55,6 @@ def index_route(
         sent_rows=np.concatenate([sent[~stays], sent[stays][by_row]]),
         depart=depart,
         arrange=arrange,
-        block_sizes=(
-            *_per_worker(route.send_peer, route.send_count * ~local_sent, num_workers),
-            int(route.send_count[local_sent].sum()),
-        ),
     )
 
 
@@ -74,35 +65,29 @@ def positions_at_home(sent_rows: Int32, num_home_rows: int) -> Int32:
     return position
 
 
-def contributions_at_home(
-    sent_rows: Int32, block_sizes: Sequence[int], num_home_rows: int
-) -> tuple[list[Int32], Int32]:
+def contributions_at_home(sent_rows: Int32) -> tuple[list[Int32], Int32]:
     """How to sum several returned rows of one home row in a fixed order, by gathers alone.
 
     Home rows are ordered by falling number of contributions, so that the j-th contributions belong
     to the first of them.
 
     Args:
-        sent_rows: home rows that were sent, in travel order.
-        block_sizes: sent_rows is made of blocks of these sizes; none holds a row twice.
+        sent_rows: home rows in travel order; a row is there once for each worker that got it.
 
     Returns:
         passes: passes[j][i] is the position in sent_rows of the j-th contribution to rows[i].
-        rows: the home rows with contributions, by falling number of them.
+        rows: the home rows with contributions, by falling number of them, then ascending.
     """
-    count = np.bincount(sent_rows, minlength=num_home_rows).astype(np.int16)
-    by_count = np.argsort(-count, kind="stable").astype(np.int32)
-    rank = np.empty(num_home_rows, np.int32)
-    rank[by_count] = np.arange(num_home_rows, dtype=np.int32)
-    sizes = [int((count > j).sum()) for j in range(int(count.max(initial=0)))]
-    pass_start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    flat, seen = np.empty(len(sent_rows), np.int32), np.zeros(num_home_rows, np.int16)
-    stops = np.cumsum(block_sizes).tolist()
-    for start, stop in zip([0, *stops], stops, strict=False):
-        rows = sent_rows[start:stop]
-        flat[pass_start[seen[rows]] + rank[rows]] = np.arange(start, stop, dtype=np.int32)
-        seen[rows] += 1
-    return np.split(flat, pass_start[1:-1]) if sizes else [], by_count[: sizes[0] if sizes else 0]
+    order = np.argsort(sent_rows, kind="stable").astype(np.int32)
+    ascending = sent_rows[order]
+    is_first = np.ones(len(ascending), np.bool_)
+    is_first[1:] = ascending[1:] != ascending[:-1]
+    first = np.flatnonzero(is_first)
+    count = np.diff(first, append=len(ascending)).astype(np.int16)
+    by_count = np.argsort(-count, kind="stable")
+    first, count = first[by_count], count[by_count]
+    passes = [order[first[count > j] + j] for j in range(int(count.max(initial=0)))]
+    return passes, ascending[first]
 
 
 def _expand(start: Int32, count: Int32, step: int = 1, offset: Int32 | None = None) -> Int32:
@@ -111,7 +96,3 @@ def _expand(start: Int32, count: Int32, step: int = 1, offset: Int32 | None = No
     base = first * step if offset is None else first * step + offset
     rows = np.arange(int(count.sum()), dtype=np.int32)
     return np.repeat(base.astype(np.int32), count) + (rows if step == 1 else rows * np.int32(step))
-
-
-def _per_worker(peer: Int32, count: Int32, num_workers: int) -> tuple[int, ...]:
-    return tuple(np.bincount(peer, count, num_workers).astype(np.int64).tolist())

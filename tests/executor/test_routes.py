@@ -60,12 +60,11 @@ def test_drawn_example() -> None:
             send_peer=[0, 1], send_token=[2, 0], send_count=[2, 2], send_shard=[0, 0],
             recv_peer=[0, 1], recv_row=[0, 2], recv_count=[2, 1],
         ),
-        worker=0, num_workers=2, num_shards=1,
+        worker=0, num_shards=1,
     )  # fmt: skip
     assert index.sent_rows.tolist() == [0, 1, 2, 3]
     assert index.depart.tolist() == [2, 0, 1]
     assert index.arrange.tolist() == [1, 2, 0]
-    assert index.block_sizes == (0, 2, 2)
 
 
 def test_local_rows_take_compute_order() -> None:
@@ -75,7 +74,7 @@ def test_local_rows_take_compute_order() -> None:
             send_peer=[0, 0], send_token=[4, 0], send_count=[2, 2], send_shard=[1, 0],
             recv_peer=[0, 0], recv_row=[2, 0], recv_count=[2, 2],
         ),
-        worker=0, num_workers=1, num_shards=2,
+        worker=0, num_shards=2,
     )  # fmt: skip
     assert index.arrange.tolist() == index.depart.tolist() == [0, 1, 2, 3]
     assert index.sent_rows.tolist() == [0, 2, 9, 11]
@@ -91,9 +90,7 @@ def test_every_row_arrives_where_it_should(seed: int) -> None:
     ):
         workers = [plan.worker_plan(w) for w in range(plan.num_workers)]
         routes = [getattr(getattr(w, part), kind) for w in workers]
-        indexes = [
-            index_route(r, worker=w, num_workers=4, num_shards=shards) for w, r in enumerate(routes)
-        ]
+        indexes = [index_route(r, worker=w, num_shards=shards) for w, r in enumerate(routes)]
         for worker, (index, own) in enumerate(zip(indexes, routes, strict=True)):
             expected = np.full((own.num_rows, 2), -1)
             for peer, theirs in enumerate(routes):
@@ -105,17 +102,21 @@ def test_every_row_arrives_where_it_should(seed: int) -> None:
                     expected[row : row + count, 1] = (
                         np.arange(token, token + count) * shards + theirs.send_shard[i]
                     )
-            assert np.array_equal(arrived(indexes, worker)[index.arrange], expected)
+            assert np.array_equal(arrived(indexes, routes, worker)[index.arrange], expected)
 
 
-def arrived(indexes: list, worker: int) -> np.ndarray:
+def arrived(indexes: list, routes: list, worker: int) -> np.ndarray:
     """(rows, 2) source worker and home row, in travel order."""
     parts = []
-    for peer, index in enumerate(indexes):
-        ends = np.cumsum(index.block_sizes)
-        rows = index.sent_rows[int(ends[worker]) - index.block_sizes[worker] : int(ends[worker])]
-        parts.append(np.stack([np.full(len(rows), peer), rows], axis=1))
-    own = indexes[worker].sent_rows[sum(indexes[worker].block_sizes[:-1]) :]
+    for peer, (index, theirs) in enumerate(zip(indexes, routes, strict=True)):
+        sizes = np.bincount(theirs.send_peer, theirs.send_count, len(routes)).astype(int)
+        travels = np.where(np.arange(len(routes)) == peer, 0, sizes)
+        end = int(travels[: worker + 1].sum())
+        rows = index.sent_rows[end - travels[worker] : end]
+        if peer != worker:
+            parts.append(np.stack([np.full(len(rows), peer), rows], axis=1))
+        else:
+            own = index.sent_rows[int(travels.sum()) :]
     return np.concatenate([*parts, np.stack([np.full(len(own), worker), own], axis=1)])
 
 
@@ -220,7 +221,7 @@ def test_positions_at_home() -> None:
 def test_contributions_at_home() -> None:
     """Worker 0 was sent rows 3 0 1, worker 2 rows 1 3, and rows 1 2 stayed; row 4 is padding."""
     sent = np.array([3, 0, 1, 1, 3, 1, 2], np.int32)
-    passes, rows = contributions_at_home(sent, (3, 0, 2, 2), 5)
+    passes, rows = contributions_at_home(sent)
     assert rows.tolist() == [1, 3, 0, 2]
     assert [p.tolist() for p in passes] == [[2, 0, 1, 6], [3, 4], [5]]
 
@@ -250,7 +251,7 @@ def test_add_at_home(dtype: torch.dtype) -> None:
         add_at_home(dk, dv, rows, home_sum)
         for part, piece in sorted(segments):
             route = worker.exchanged[part].kv
-            index = index_route(route, worker=seed, num_workers=4, num_shards=plan.heads.kv_shards)
+            index = index_route(route, worker=seed, num_shards=plan.heads.kv_shards)
             number = segments.index((part, piece))
             stayed = mailbox.own(number, number + 1)[mailbox.traffics[number].num_sent :]
             returned = torch.cat([mailbox.received(number), stayed])
