@@ -9,11 +9,13 @@ by heads (plan/parts.py). Example, 4 query heads on 2 kv heads, a round divided 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_libra.executor.kernels import BoundRound
 from megatron_libra.plan.heads import HeadPartition
+from megatron_libra.plan.worker_plan import halves_of
 
 __all__ = ["LocalCall", "LocalCalls"]
 
@@ -51,13 +53,12 @@ class LocalCalls:
         heads: HeadPartition,
     ) -> LocalCalls:
         """See LocalPart; heads has all heads, in as many chunks as a call of the kernel needs."""
-        cut = heads.kv_heads - late_kv_heads
-        early, late = _slices(heads, 0, cut), _slices(heads, cut, heads.kv_heads)
-        late_rounds = rounds if late_kv_heads else rounds[num_early_rounds:]
-        if not late_kv_heads:
-            late = early
-        first = _calls(rounds[:num_early_rounds], early, 0)
-        return cls(first, _calls(late_rounds, late, len(first)), heads.chunks > heads.kv_pieces)
+        (first, early), (last, late) = halves_of(
+            rounds, num_early_rounds, late_kv_heads, heads.kv_heads
+        )
+        begin = _calls(first, heads, early, 0)
+        end = _calls(last, heads, late, len(begin))
+        return cls(begin, end, heads.chunks > heads.kv_pieces)
 
     def __len__(self) -> int:
         return len(self.early) + len(self.late)
@@ -73,29 +74,24 @@ class LocalCalls:
 
 
 def _calls(
-    rounds: Sequence[BoundRound], pieces: Sequence[tuple[slice, slice, bool]], number: int
+    rounds: Sequence[BoundRound], heads: HeadPartition, kv_heads: range, number: int
 ) -> tuple[LocalCall, ...]:
-    every = [(each, *piece) for each in rounds for piece in pieces]
-    return tuple(LocalCall(number + index, *call) for index, call in enumerate(every))
+    """The calls of some kv heads, numbered from a number on."""
+    every = itertools.product(rounds, _pieces(heads, kv_heads))
+    return tuple(LocalCall(n, each, *piece) for n, (each, piece) in enumerate(every, number))
 
 
-def _slices(heads: HeadPartition, start: int, stop: int) -> list[tuple[slice, slice, bool]]:
-    """Query heads, kv heads [start, stop) and is_first of every chunk's share of these kv heads."""
-    return [
-        (queries, kv, is_first)
-        for queries, kv, is_first in _chunks(heads, start, stop)
-        if kv.start < kv.stop
-    ]
-
-
-def _chunks(heads: HeadPartition, start: int, stop: int) -> Iterator[tuple[slice, slice, bool]]:
+def _pieces(heads: HeadPartition, kv_heads: range) -> Iterator[tuple[slice, slice, bool]]:
+    """Query heads, kv heads and is_first of every chunk's share of some kv heads."""
     width, kv_width = heads.query_heads_per_chunk, heads.kv_heads_per_chunk
     ratio = heads.query_heads // heads.kv_heads
     for chunk in range(heads.chunks):
-        first_query, piece = chunk * width, heads.kv_piece_of(chunk)
-        kv = slice(max(start, piece * kv_width), min(stop, (piece + 1) * kv_width))
-        is_first = chunk == 0 or heads.kv_piece_of(chunk - 1) != piece
-        queries = slice(first_query, first_query + width)
+        piece = heads.kv_piece_of(chunk)
+        start, stop = piece * kv_width, (piece + 1) * kv_width
+        kv = slice(max(kv_heads.start, start), min(kv_heads.stop, stop))
+        if kv.start >= kv.stop:
+            continue
+        queries = slice(chunk * width, (chunk + 1) * width)
         if heads.chunks <= heads.kv_pieces:  # whole kv heads, which the range may cut off
             queries = slice(kv.start * ratio, kv.stop * ratio)
-        yield queries, kv, is_first
+        yield queries, kv, chunk == 0 or heads.kv_piece_of(chunk - 1) != piece

@@ -82,17 +82,16 @@ def parts_of(
     part = np.where(slot == samples.slot[blocks.fragment_sample], NEAR, FAR).astype(np.int64)
     part[:, is_local] = EARLY
     fragment = np.flatnonzero(is_local)
-    late_heads = np.zeros(samples.num_slots * layout.context_parallel_size, np.int64)
-    late = _late(
+    late, late_kv_heads = _late(
         worker=home[fragment],
         sample=blocks.fragment_sample[fragment],
         pairs=causal_pairs(blocks.fragment_start, blocks.fragment_stop)[fragment],
         exchanging=np.concatenate([worker[:, ~is_local].ravel(), home[~is_local]]),
+        num_workers=samples.num_slots * layout.context_parallel_size,
         kv_heads=kv_heads,
-        late_heads=late_heads,
     )
     part[:, fragment[late]] = LATE
-    return Parts(part, late_heads)
+    return Parts(part, late_kv_heads)
 
 
 def _has_keys_at_home(samples: SamplePool, blocks: BlockTable, layout: TokenLayout) -> Bool:
@@ -120,25 +119,25 @@ def _late(
     sample: Int64,
     pairs: Int64,
     exchanging: Int64,
+    num_workers: int,
     kv_heads: int,
-    late_heads: Int64,
-) -> Int64:
+) -> tuple[Int64, Int64]:
     """Rows of the fragments to compute last: of each worker's samples, in order, the last ones that
-    together have at most half of its local pairs, and of those of LEAN exchanging workers.
-
-    late_heads: (W,) is written where a worker divides by kv heads instead."""
+    together have at most half of its local pairs, and of those of LEAN exchanging workers. And
+    (W,) the late kv heads where a worker divides by them instead."""
+    late_kv_heads = np.zeros(num_workers, np.int64)
     order = np.lexsort((sample, worker))
     worker, sample, pairs = worker[order], sample[order], pairs[order]
     first = np.flatnonzero((np.diff(worker, prepend=-1) != 0) | (np.diff(sample, prepend=-1) != 0))
     if not len(first):
-        return first
+        return first, late_kv_heads
     owner, weight = worker[first], np.add.reduceat(pairs, first)
     ends = np.flatnonzero(np.diff(owner, append=-1))
     _, position = np.unique(owner, return_inverse=True)
     total = np.bincount(position, weight)
     exchanges = np.isin(owner[ends], exchanging)
     if not exchanges.any():
-        return first[:0]
+        return first[:0], late_kv_heads
     most = np.minimum(total, np.quantile(total[exchanges], LEAN, method="lower"))[position]
     done = np.cumsum(weight)
     behind = done[ends][position] - done + weight  # this sample's and all later ones' pairs
@@ -146,8 +145,7 @@ def _late(
     wanted = most[ends] * exchanges / 2
     whole = np.bincount(position, weight * is_late)
     nearest = np.minimum(np.rint(kv_heads * wanted / total), kv_heads // 2)
-    heads = np.where(whole < COARSE * wanted, nearest, 0)
-    late_heads[owner[ends]] = heads
-    is_late &= heads[position] == 0
+    late_kv_heads[owner[ends]] = np.where(whole < COARSE * wanted, nearest, 0)
+    is_late &= late_kv_heads[owner] == 0
     rows: Int64 = order[np.repeat(is_late, np.diff(first, append=len(worker)))]
-    return rows
+    return rows, late_kv_heads

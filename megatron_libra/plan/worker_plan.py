@@ -9,6 +9,7 @@ that a sends to b is the i-th that b receives from a.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "Round",
     "WorkerPlan",
     "WorkerRoute",
+    "halves_of",
     "is_in_place",
 ]
 
@@ -134,12 +136,24 @@ class LocalPart:
     """If above 0, all rounds are early ones, and each is two calls: the last so many kv heads with
     their query heads are computed under the last return, the others under the first dispatch."""
 
-    def halves(self, kv_heads: int) -> tuple[tuple[tuple[Round, ...], range], ...]:
-        """Early and late work: rounds, and their kv heads of all kv_heads."""
-        stop, cut = self.num_early_rounds, kv_heads - self.late_kv_heads
-        if self.late_kv_heads:
-            return (self.rounds, range(cut)), (self.rounds, range(cut, kv_heads))
-        return (self.rounds[:stop], range(kv_heads)), (self.rounds[stop:], range(kv_heads))
+    def halves(self, kv_heads: int) -> Halves[Round]:
+        """Early and late work, see halves_of."""
+        return halves_of(self.rounds, self.num_early_rounds, self.late_kv_heads, kv_heads)
+
+
+type Halves[R] = tuple[tuple[Sequence[R], range], tuple[Sequence[R], range]]
+
+
+def halves_of[R](
+    rounds: Sequence[R], num_early_rounds: int, late_kv_heads: int, kv_heads: int
+) -> Halves[R]:
+    """Early and late work of a local part: rounds, and their kv heads of all kv_heads. The other
+    arguments are those of LocalPart."""
+    if late_kv_heads:
+        cut = kv_heads - late_kv_heads
+        return (rounds, range(cut)), (rounds, range(cut, kv_heads))
+    stop, every = num_early_rounds, range(kv_heads)
+    return (rounds[:stop], every), (rounds[stop:], every)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ fitted by message time + bytes / bandwidth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,19 +68,17 @@ def _steady_link(
         ValueError: the times still do not grow with the bytes.
     """
     num_bytes = [size * 1e6 for size in megabytes]
-    fastest = list(measure())
-    for _ in range(ATTEMPTS - 1):
+    fastest, problem = [math.inf] * len(num_bytes), ""
+    for _ in range(ATTEMPTS):
+        fastest = list(map(min, fastest, measure()))
         try:
             return fit_link(num_bytes, fastest)
-        except ValueError:
-            fastest = list(map(min, fastest, measure()))
-    try:
-        return fit_link(num_bytes, fastest)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}, the fastest of {ATTEMPTS} measurements; try again when nothing else runs on "
-            "this machine."
-        ) from None
+        except ValueError as error:
+            problem = str(error)
+    raise ValueError(
+        f"{problem}, the fastest of {ATTEMPTS} measurements; try again when nothing else runs on "
+        "this machine."
+    )
 
 
 def measure_nccl(num_gpus: int, *, backend: str = "nccl") -> LinkFit:

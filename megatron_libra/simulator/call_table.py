@@ -83,23 +83,25 @@ class CallTable:
         ratio = heads.query_heads // heads.kv_heads
         first, second = heads.kv_heads - late_heads, late_heads[twice]
         return cls._joined(
-            (plan.near.entries, np.full(len(plan.near.entries.worker), NEAR), *chunk),
-            (plan.far.entries, np.full(len(plan.far.entries.worker), FAR), *chunk),
+            (plan.near.entries, NEAR, *chunk),
+            (plan.far.entries, FAR, *chunk),
             (local, np.where(late, LATE, EARLY), ratio * first, first),
-            (again, np.full(len(second), LATE), ratio * second, second),
+            (again, LATE, ratio * second, second),
         )
 
     @classmethod
-    def _joined(cls, *tables: tuple[EntryTable, Int64, Int64 | int, Int64 | int]) -> CallTable:
-        """Tables of entries, with the part, query heads and kv heads of each."""
+    def _joined(
+        cls, *tables: tuple[EntryTable, Int64 | int, Int64 | int, Int64 | int]
+    ) -> CallTable:
+        """Tables of entries, with the part, query heads and kv heads of each or of all."""
         columns, offset = [], 0
-        for entries, part, query_heads, kv_heads in tables:
+        for entries, *of_entries in tables:
             key = entries.worker * (int(entries.round.max(initial=0)) + 1) + entries.round
             first = np.flatnonzero(np.diff(key, prepend=-1))
-            of_call = [np.broadcast_to(x, len(key))[first] for x in (query_heads, kv_heads)]
+            part, *heads = (np.broadcast_to(x, len(key))[first] for x in of_entries)
             columns.append((
-                entries.num_queries, entries.num_keys, first + offset, *of_call,
-                entries.worker[first], part[first],
+                entries.num_queries, entries.num_keys, first + offset, *heads,
+                entries.worker[first], part,
             ))  # fmt: skip
             offset += len(key)
         return cls(*(np.concatenate(each) for each in zip(*columns, strict=True)))
