@@ -22,7 +22,7 @@ from megatron_libra.bench.planners.libra import plan_tiles
 from megatron_libra.bench.pools import BenchPool, BenchSet, load_pools
 from megatron_libra.bench.table import Cell, Column, RowTask, TableSpec
 
-__all__ = ["ALGORITHM_2", "OURS", "planner_table", "target_table"]
+__all__ = ["ALGORITHM_2", "OURS", "paper_block_size", "planner_table", "target_table"]
 
 Plan = Callable[[BenchPool], Outcome]
 OURS: dict[str, Any] = {
@@ -69,9 +69,14 @@ def planner_table(bench_set: BenchSet) -> TableSpec:
     )
 
 
+def paper_block_size(seq_length: int) -> int:
+    """B of the paper for a packed sequence of so many tokens."""
+    return 4096 if seq_length <= 262_144 else 8192
+
+
 def _planners(bench_set: BenchSet) -> dict[str, Plan]:
     """By name; block sizes of Algorithm 2 are the paper's for the length of a sequence."""
-    block = 4096 if bench_set.job.seq_length <= 262_144 else 8192
+    block = paper_block_size(bench_set.job.seq_length)
     algorithm_2 = partial(plan_tiles, **ALGORITHM_2, block_size=block)
     ours = partial(plan_tiles, **OURS)
     return {

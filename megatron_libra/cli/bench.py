@@ -25,9 +25,9 @@ from megatron_libra.bench.pools import FILE_JOB, BenchSet, file_set, preset_set
 from megatron_libra.bench.table import Table, TableSpec, compute_table
 from megatron_libra.cli.bench_size import check_job
 from megatron_libra.cli.given_options import given_options, refuse_given
+from megatron_libra.cli.options import MAX_PROCESSES
 from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.request import MAX_WORKERS, faults_of
-from megatron_libra.cli.simulate_size import MAX_PROCESSES
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.corpora import CORPORA
 from megatron_libra.data.rows import require_file

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from megatron_libra.cli.corpus_name import check_corpus_name
 from megatron_libra.cli.given_options import given_options, refuse_given
 from megatron_libra.cli.output_files import require_writable
 from megatron_libra.config import MAX_INTEGER
@@ -98,7 +99,8 @@ def lengths(
         raise ValueError(f"--pack ({pack!r}) must be one of {', '.join(PACKERS)}.")
     sidecar, given = None, given_options(context)
     if not file.suffix and not file.exists():
-        refuse_given(given, OF_FILES, f"not with a preset ({_preset(file)})")
+        check_corpus_name(str(file))
+        refuse_given(given, OF_FILES, f"not with a preset ({file})")
         rows = _rows_of_preset(file, seq_length)
         seq_length = PRESET_JOBS[str(file)].seq_length
     elif tokenizer is not None:
@@ -143,19 +145,9 @@ def _are_packed(rows: LengthRows) -> bool:
     return bool((np.diff(rows.offsets) > 1).any())
 
 
-def _preset(file: Path) -> str:
-    """The name of a preset; ValueError for any other path of no file."""
-    if str(file) not in PRESET_JOBS:
-        raise ValueError(
-            f"{str(file)!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the "
-            "path of a file of lengths or one of these names."
-        )
-    return str(file)
-
-
 def _rows_of_preset(file: Path, seq_length: int | None) -> LengthRows:
     """The packed sequences that libra simulate takes of a preset."""
-    job = PRESET_JOBS[_preset(file)]
+    job = PRESET_JOBS[str(file)]
     corpus = load_corpus(
         CorpusRequest(source=str(file)),
         seq_length=seq_length or job.seq_length,

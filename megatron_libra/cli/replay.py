@@ -12,10 +12,11 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from megatron_libra.cli.options import MAX_PROCESSES, option, size_option
 from megatron_libra.cli.output_files import files_read, require_writable
 from megatron_libra.cli.replay_measuring import Measuring
 from megatron_libra.cli.replay_options import check_options
@@ -31,7 +32,7 @@ from megatron_libra.cli.replay_request import (
 from megatron_libra.cli.replay_run import figure_5, finish
 from megatron_libra.cli.replay_size import check_samples, check_sizes
 from megatron_libra.cli.simulation import show_progress
-from megatron_libra.config import CHOICES, MAX_INTEGER
+from megatron_libra.config import CHOICES
 from megatron_libra.replay.archive import load_replay, save_replay
 from megatron_libra.replay.figures import FIGURES, Choices
 from megatron_libra.replay.grid import MAX_HEADS
@@ -47,17 +48,7 @@ __all__ = ["replay"]
 
 Size = int | None
 Rate = float | None
-MAX_PROCESSES = 1024
-"""All are started before the first pool is planned; more would only take memory."""
 INTER_NODE_HELP = f"Of a worker; default: FILE's, {INTER_NODE_GB_S:g} with a built-in model."
-
-
-def _option(names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names.split(), help=help, **settings)
-
-
-def _size(names: str, help: str, maximum: int = MAX_INTEGER) -> Any:
-    return _option(names, help, min=1, max=maximum)
 
 
 def replay(
@@ -70,63 +61,65 @@ def replay(
         ),
     ] = None,
     figure: Annotated[
-        str, _option("--figure", f"5, {', '.join(FIGURES)}: which figure of the paper.")
+        str, option("--figure", f"5, {', '.join(FIGURES)}: which figure of the paper.")
     ] = "13",
     method: Annotated[
         list[str] | None,
-        _option("--method", f"Of Figure 13: {', '.join(METHODS)}; may be repeated."),
+        option("--method", f"Of Figure 13: {', '.join(METHODS)}; may be repeated."),
     ] = None,
-    seeds: Annotated[str, _option("--seeds", "One corpus for each.")] = "0,1,2,3",
-    steps: Annotated[int, _option("--steps", "Optimizer steps of each seed.", min=1)] = 1,
-    pack: Annotated[str, _option("--pack", f"A file: {', '.join(PACKINGS)}.")] = "auto",
-    seq_length: Annotated[Size, _size("--seq-length", "L, tokens.")] = None,
-    context_parallel_size: Annotated[Size, _size("--context-parallel-size --cp", "CP.")] = None,
-    data_parallel_size: Annotated[Size, _size("--data-parallel-size --dp", "DP.")] = None,
-    global_batch_size: Annotated[Size, _size("--global-batch-size --gbs", "GBS.")] = None,
-    query_heads: Annotated[Size, _size("--query-heads", "Of a worker.", MAX_HEADS)] = None,
-    kv_heads: Annotated[Size, _size("--kv-heads", "Of a worker.", MAX_HEADS)] = None,
-    head_dim: Annotated[Size, _size("--head-dim", "Elements of a head.", MAX_HEADS)] = None,
-    gpus_per_node: Annotated[int, _size("--gpus-per-node", "Workers of a node.")] = 8,
-    pool_size: Annotated[Size, _option("--pool-size", "P; default 8.")] = None,
-    block_size: Annotated[Size, _option("--block-size", "B; default L / 256.")] = None,
-    head_split: Annotated[Size, _option("--head-split", "H; default 16, if it fits.")] = None,
-    chunks: Annotated[Size, _option("--chunks", "M; default by size.")] = None,
-    load_slack: Annotated[Rate, _option("--load-slack", "tau; default 0.01.")] = None,
-    placer: Annotated[str, _option("--placer", "Of Libra's pools.")] = "home_first",
-    scope: Annotated[str, _option("--scope", "Of VRSP: microbatch or step.")] = "microbatch",
+    seeds: Annotated[str, option("--seeds", "One corpus for each.")] = "0,1,2,3",
+    steps: Annotated[int, option("--steps", "Optimizer steps of each seed.", min=1)] = 1,
+    pack: Annotated[str, option("--pack", f"A file: {', '.join(PACKINGS)}.")] = "auto",
+    seq_length: Annotated[Size, size_option("--seq-length", "L, tokens.")] = None,
+    context_parallel_size: Annotated[
+        Size, size_option("--context-parallel-size --cp", "CP.")
+    ] = None,
+    data_parallel_size: Annotated[Size, size_option("--data-parallel-size --dp", "DP.")] = None,
+    global_batch_size: Annotated[Size, size_option("--global-batch-size --gbs", "GBS.")] = None,
+    query_heads: Annotated[Size, size_option("--query-heads", "Of a worker.", MAX_HEADS)] = None,
+    kv_heads: Annotated[Size, size_option("--kv-heads", "Of a worker.", MAX_HEADS)] = None,
+    head_dim: Annotated[Size, size_option("--head-dim", "Elements of a head.", MAX_HEADS)] = None,
+    gpus_per_node: Annotated[int, size_option("--gpus-per-node", "Workers of a node.")] = 8,
+    pool_size: Annotated[Size, option("--pool-size", "P; default 8.")] = None,
+    block_size: Annotated[Size, option("--block-size", "B; default L / 256.")] = None,
+    head_split: Annotated[Size, option("--head-split", "H; default 16, if it fits.")] = None,
+    chunks: Annotated[Size, option("--chunks", "M; default by size.")] = None,
+    load_slack: Annotated[Rate, option("--load-slack", "tau; default 0.01.")] = None,
+    placer: Annotated[str, option("--placer", "Of Libra's pools.")] = "home_first",
+    scope: Annotated[str, option("--scope", "Of VRSP: microbatch or step.")] = "microbatch",
     cost_model: Annotated[
-        str, _option("--cost-model", f"{', '.join(BUILT_IN)}, or a FILE of libra calibrate.")
+        str, option("--cost-model", f"{', '.join(BUILT_IN)}, or a FILE of libra calibrate.")
     ] = "h200-fa4",
-    intra_node_gb_s: Annotated[Rate, _option("--intra-node-gb-s", "Of a worker.")] = None,
-    inter_node_gb_s: Annotated[Rate, _option("--inter-node-gb-s", INTER_NODE_HELP)] = None,
-    message_us: Annotated[Rate, _option("--message-us", "Of an exchange.")] = None,
+    intra_node_gb_s: Annotated[Rate, option("--intra-node-gb-s", "Of a worker.")] = None,
+    inter_node_gb_s: Annotated[Rate, option("--inter-node-gb-s", INTER_NODE_HELP)] = None,
+    message_us: Annotated[Rate, option("--message-us", "Of an exchange.")] = None,
     overlap_loss: Annotated[
-        Rate, _option("--overlap-loss", "Share of a hidden transfer that computation loses.")
+        Rate, option("--overlap-loss", "Share of a hidden transfer that computation loses.")
     ] = None,
     measure: Annotated[
         str | None,
-        _option("--measure", "Heaviest workers of each pool to run, or all; default: 2 on CUDA."),
+        option("--measure", "Heaviest workers of each pool to run, or all; default: 2 on CUDA."),
     ] = None,
     sample: Annotated[
-        int, _option("--sample", "Random workers of each method to run besides.", min=0)
+        int, option("--sample", "Random workers of each method to run besides.", min=0)
     ] = 8,
-    seconds: Annotated[float, _option("--seconds", "Of measuring.", min=0)] = 300.0,
-    kernel: Annotated[str, _option("--kernel", f"{', '.join(CHOICES['kernel'])}.")] = "auto",
-    device: Annotated[str, _option("--device", "cuda, or cpu to try it out.")] = "cuda",
+    seconds: Annotated[float, option("--seconds", "Of measuring.", min=0)] = 300.0,
+    kernel: Annotated[str, option("--kernel", f"{', '.join(CHOICES['kernel'])}.")] = "auto",
+    device: Annotated[str, option("--device", "cuda, or cpu to try it out.")] = "cuda",
     processes: Annotated[
-        Size, _size("--processes", "That plan; default: cores.", MAX_PROCESSES)
+        Size, size_option("--processes", "That plan; default: cores.", MAX_PROCESSES)
     ] = None,
     to_prepare: Annotated[
-        Path | None, _option("--prepare", "Plan, write this .npz, and stop.")
+        Path | None, option("--prepare", "Plan, write this .npz, and stop.")
     ] = None,
-    to_load: Annotated[Path | None, _option("--load", "A prepared .npz instead of CORPUS.")] = None,
-    out: Annotated[Path | None, _option("--out", "Write the JSON answer.")] = None,
-    png: Annotated[Path | None, _option("--png", "Draw the figure.")] = None,
-    trace: Annotated[Path | None, _option("--trace", "Write a Chrome trace of one pool.")] = None,
+    to_load: Annotated[Path | None, option("--load", "A prepared .npz instead of CORPUS.")] = None,
+    out: Annotated[Path | None, option("--out", "Write the JSON answer.")] = None,
+    png: Annotated[Path | None, option("--png", "Draw the figure.")] = None,
+    trace: Annotated[Path | None, option("--trace", "Write a Chrome trace of one pool.")] = None,
     trace_pool: Annotated[
-        str, _option("--trace-pool", "SERIES:WINDOW:MICROBATCH:POOL; default: the slowest.")
+        str, option("--trace-pool", "SERIES:WINDOW:MICROBATCH:POOL; default: the slowest.")
     ] = "",
-    as_json: Annotated[bool, _option("--json", "Print one JSON object.")] = False,
+    as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Replay the attention of a whole cluster on one GPU, or predict it without one."""
     check_options(context)

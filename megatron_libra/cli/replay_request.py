@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megatron_libra.cli.corpus_name import check_corpus_name
 from megatron_libra.config import AttentionShape, LibraConfig, divisors
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.plan.heads import fits
@@ -62,11 +63,7 @@ class JobOptions:
         Raises:
             ValueError: no such corpus, an option is missing, or a size breaks a rule.
         """
-        if corpus not in PRESET_JOBS and not Path(corpus).exists():
-            raise ValueError(
-                f"{corpus!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the "
-                "path of a file of lengths or one of these names."
-            )
+        check_corpus_name(corpus)
         preset = PRESET_JOBS.get(corpus)
         if preset is None and is_prepared(Path(corpus)):
             raise ValueError(f"{corpus} is a prepared replay, not a corpus; try --load {corpus}.")
@@ -164,7 +161,6 @@ def base_choices(job: TrainingJob, given: dict[str, Any]) -> LibraConfig:
         pool_size=max(sizes),
         block_size=max(1, job.seq_length // BLOCKS),
         head_split=max(h for h in splits if fits(job.shape, h, 1)),
-        load_slack=0.01,
     )
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
     config.check_shape(job.shape)

@@ -11,17 +11,18 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from megatron_libra.cli.corpus_name import check_corpus_name
 from megatron_libra.cli.json_reader import short
+from megatron_libra.cli.options import MAX_PROCESSES, option, size_option
 from megatron_libra.cli.output_files import files_read, require_writable
 from megatron_libra.cli.request import MAX_HEAD_DIM, MAX_HEADS
 from megatron_libra.cli.simulate_heads import ModelHeads
 from megatron_libra.cli.simulate_size import (
     MAX_COUNT,
-    MAX_PROCESSES,
     check_candidates,
     check_preset,
 )
@@ -47,15 +48,6 @@ from megatron_libra.simulator.search import simulate as search
 __all__ = ["simulate"]
 
 
-def _option(names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names.split(), help=help, **settings)
-
-
-def _size(names: str, help: str, maximum: int = MAX_INTEGER) -> Any:
-    """From 1; Typer's refusal then has the option and the value as they were typed."""
-    return _option(names, help, min=1, max=maximum)
-
-
 Size = int | None
 MAX_DIGITS = len(str(MAX_INTEGER))
 
@@ -69,70 +61,75 @@ def simulate(
             f"with its job: {', '.join(PRESET_JOBS)}.",
         ),
     ],
-    seq_length: Annotated[Size, _size("--seq-length", "L, tokens of a packed sequence.")] = None,
-    context_parallel_size: Annotated[Size, _size("--context-parallel-size --cp", "CP.")] = None,
-    data_parallel_size: Annotated[Size, _size("--data-parallel-size --dp", "DP.")] = None,
-    global_batch_size: Annotated[
-        Size, _size("--global-batch-size --gbs", "Packed sequences of an optimizer step.")
+    seq_length: Annotated[
+        Size, size_option("--seq-length", "L, tokens of a packed sequence.")
     ] = None,
-    query_heads: Annotated[Size, _size("--query-heads", "Of the model.", MAX_HEADS)] = None,
-    kv_heads: Annotated[Size, _size("--kv-heads", "Of the model.", MAX_HEADS)] = None,
-    head_dim: Annotated[Size, _size("--head-dim", "Elements of a head.", MAX_HEAD_DIM)] = None,
-    tensor_parallel_size: Annotated[int, _size("--tensor-parallel-size --tp", "TP.")] = 1,
-    pipeline_parallel_size: Annotated[int, _size("--pipeline-parallel-size --pp", "PP.")] = 1,
+    context_parallel_size: Annotated[
+        Size, size_option("--context-parallel-size --cp", "CP.")
+    ] = None,
+    data_parallel_size: Annotated[Size, size_option("--data-parallel-size --dp", "DP.")] = None,
+    global_batch_size: Annotated[
+        Size, size_option("--global-batch-size --gbs", "Packed sequences of an optimizer step.")
+    ] = None,
+    query_heads: Annotated[Size, size_option("--query-heads", "Of the model.", MAX_HEADS)] = None,
+    kv_heads: Annotated[Size, size_option("--kv-heads", "Of the model.", MAX_HEADS)] = None,
+    head_dim: Annotated[
+        Size, size_option("--head-dim", "Elements of a head.", MAX_HEAD_DIM)
+    ] = None,
+    tensor_parallel_size: Annotated[int, size_option("--tensor-parallel-size --tp", "TP.")] = 1,
+    pipeline_parallel_size: Annotated[int, size_option("--pipeline-parallel-size --pp", "PP.")] = 1,
     num_layers: Annotated[
-        int, _size("--num-layers", "Attention layers; 1: per layer.", MAX_COUNT)
+        int, size_option("--num-layers", "Attention layers; 1: per layer.", MAX_COUNT)
     ] = 1,
     other_ms: Annotated[
-        float, _option("--other-ms", "Ms of a microbatch on a stage besides core attention.")
+        float, option("--other-ms", "Ms of a microbatch on a stage besides core attention.")
     ] = 0.0,
-    gpus_per_node: Annotated[int, _size("--gpus-per-node", "GPUs of a node.")] = 8,
+    gpus_per_node: Annotated[int, size_option("--gpus-per-node", "GPUs of a node.")] = 8,
     lockstep: Annotated[
-        bool, _option("--lockstep", "Replicas wait for each other in every microbatch (FSDP).")
+        bool, option("--lockstep", "Replicas wait for each other in every microbatch (FSDP).")
     ] = False,
-    pack: Annotated[str, _option("--pack", f"How: {', '.join(PACKINGS)}.")] = "auto",
-    column: Annotated[str | None, _option("--column", "Of a .parquet.")] = None,
+    pack: Annotated[str, option("--pack", f"How: {', '.join(PACKINGS)}.")] = "auto",
+    column: Annotated[str | None, option("--column", "Of a .parquet.")] = None,
     shuffle: Annotated[
-        bool, _option("--shuffle/--no-shuffle", "Shuffle documents, as Megatron does.")
+        bool, option("--shuffle/--no-shuffle", "Shuffle documents, as Megatron does.")
     ] = True,
     sequences: Annotated[
-        Size, _size("--sequences", f"Packed sequences of a preset; default {PRESET_STEPS} steps.")
+        Size,
+        size_option("--sequences", f"Packed sequences of a preset; default {PRESET_STEPS} steps."),
     ] = None,
-    seed: Annotated[int, _option("--seed", "Of shuffles and samples.", min=0, max=MAX_INTEGER)] = 0,
-    pool_sizes: Annotated[str, _option("--pool-sizes", "P to try, such as 4,8.")] = "",
-    block_sizes: Annotated[str, _option("--block-sizes", "B to try, tokens.")] = "",
-    head_splits: Annotated[str, _option("--head-splits", "H to try.")] = "",
-    scopes: Annotated[str, _option("--scopes", "Of VRSP: microbatch,step,pipeline,off.")] = "",
-    placers: Annotated[str, _option("--placers", "To try.")] = "home_first",
-    chunks: Annotated[int, _size("--chunks", "M, or the most that fits an H.")] = 4,
-    load_slack: Annotated[float, _option("--load-slack", "tau.")] = DEFAULT_LOAD_SLACK,
-    kv_fetch: Annotated[str, _option("--kv-fetch", "prefix or group.")] = "prefix",
-    layout: Annotated[str, _option("--layout", "zigzag or contiguous.")] = "zigzag",
-    backward_kv: Annotated[str, _option("--backward-kv", "save or refetch.")] = "save",
+    seed: Annotated[int, option("--seed", "Of shuffles and samples.", min=0, max=MAX_INTEGER)] = 0,
+    pool_sizes: Annotated[str, option("--pool-sizes", "P to try, such as 4,8.")] = "",
+    block_sizes: Annotated[str, option("--block-sizes", "B to try, tokens.")] = "",
+    head_splits: Annotated[str, option("--head-splits", "H to try.")] = "",
+    scopes: Annotated[str, option("--scopes", "Of VRSP: microbatch,step,pipeline,off.")] = "",
+    placers: Annotated[str, option("--placers", "To try.")] = "home_first",
+    chunks: Annotated[int, size_option("--chunks", "M, or the most that fits an H.")] = 4,
+    load_slack: Annotated[float, option("--load-slack", "tau.")] = DEFAULT_LOAD_SLACK,
+    kv_fetch: Annotated[str, option("--kv-fetch", "prefix or group.")] = "prefix",
+    layout: Annotated[str, option("--layout", "zigzag or contiguous.")] = "zigzag",
+    backward_kv: Annotated[str, option("--backward-kv", "save or refetch.")] = "save",
     screen_steps: Annotated[
-        int, _size("--screen-steps", "Planned for all candidates.", MAX_COUNT)
+        int, size_option("--screen-steps", "Planned for all candidates.", MAX_COUNT)
     ] = 1,
-    steps: Annotated[int, _size("--steps", "Planned for the finalists.", MAX_COUNT)] = 4,
-    finalists: Annotated[int, _size("--finalists", "Fastest of the screening.", MAX_COUNT)] = 8,
+    steps: Annotated[int, size_option("--steps", "Planned for the finalists.", MAX_COUNT)] = 4,
+    finalists: Annotated[
+        int, size_option("--finalists", "Fastest of the screening.", MAX_COUNT)
+    ] = 8,
     max_kv_gib: Annotated[
-        float | None, _option("--max-kv-gib", "Most K and V of a layer on a worker.")
+        float | None, option("--max-kv-gib", "Most K and V of a layer on a worker.")
     ] = None,
     cost_model: Annotated[
-        str, _option("--cost-model", f"{', '.join(BUILT_IN)}, or a calibration FILE.")
+        str, option("--cost-model", f"{', '.join(BUILT_IN)}, or a calibration FILE.")
     ] = "h200-fa4",
     processes: Annotated[
-        Size, _size("--processes", "Default: the CPU cores.", MAX_PROCESSES)
+        Size, size_option("--processes", "Default: the CPU cores.", MAX_PROCESSES)
     ] = None,
-    html: Annotated[Path | None, _option("--html", "Write a report with pictures.")] = None,
-    yaml: Annotated[Path | None, _option("--yaml", "Write the run file.")] = None,
-    as_json: Annotated[bool, _option("--json", "Print one JSON object.")] = False,
+    html: Annotated[Path | None, option("--html", "Write a report with pictures.")] = None,
+    yaml: Annotated[Path | None, option("--yaml", "Write the run file.")] = None,
+    as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Replay a corpus, compare configurations and recommend one."""
-    if corpus not in PRESET_JOBS and not Path(corpus).exists():
-        raise ValueError(
-            f"{corpus!r} is neither a file nor a preset ({', '.join(PRESET_JOBS)}); give the path "
-            "of a file of lengths or one of these names."
-        )
+    check_corpus_name(corpus)
     given_heads = {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim}
     sizes, shape = _sizes(
         PRESET_JOBS.get(corpus),

@@ -14,12 +14,10 @@ from megatron_libra.simulator.candidates import Candidate
 from megatron_libra.simulator.corpus import PRESET_STEPS
 from megatron_libra.simulator.job import TrainingJob
 
-__all__ = ["MAX_COUNT", "MAX_PROCESSES", "check_candidates", "check_preset"]
+__all__ = ["MAX_COUNT", "check_candidates", "check_preset"]
 
 MAX_COUNT = 100_000
 """Of steps, finalists, layers: a choice of more means nothing but hours."""
-MAX_PROCESSES = 1024
-"""All are started before the first pool is planned; more would only take memory."""
 MAX_SEQUENCES = 2**18
 """Packed sequences that are made of a preset: 20 s before the first plan."""
 

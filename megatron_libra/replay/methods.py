@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from megatron_libra.bench.comparison import ALGORITHM_2, paper_block_size
 from megatron_libra.bench.planners.wlb import TOKEN_LIMIT, repack
 from megatron_libra.config import CHOICES, LibraConfig, divisors
 from megatron_libra.data.rows import LengthRows
@@ -110,12 +111,10 @@ def algorithm_2(job: TrainingJob, base: LibraConfig) -> Method:
     """The paper's own choices: Algorithm 2, H 1, tau 0.03, M 4, whole samples' K and V."""
     config = replace(
         base,
-        block_size=4096 if job.seq_length <= 262_144 else 8192,
+        block_size=paper_block_size(job.seq_length),
         head_split=1,
         chunks=4,
-        load_slack=0.03,
-        placer="paper",
-        kv_fetch="group",
+        **ALGORITHM_2,
     )
     title = f"Libra as in the paper (Algorithm 2, B {config.block_size} H 1)"
     return Method(name="paper", title=title, config=config, scope="microbatch")
