@@ -6,6 +6,7 @@ Limits are those of one plan, as for POOL.json, with the finest tiles of the tab
 from __future__ import annotations
 
 from megatron_libra.bench.comparison import CHOICES
+from megatron_libra.cli.pool_size import blocks_of, pieces_of
 from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.simulator.job import TrainingJob
@@ -24,11 +25,9 @@ def check_job(job: TrainingJob) -> None:
     """
     size, cp, length = job.global_batch_size, job.context_parallel_size, job.seq_length
     if size * cp > MAX_WORKERS:
-        way_out = (
-            f"--pool-size {MAX_WORKERS // cp}"
-            if cp <= MAX_WORKERS
-            else ("a smaller --context-parallel-size")
-        )
+        way_out = f"--pool-size {MAX_WORKERS // cp}"
+        if cp > MAX_WORKERS:
+            way_out = "a smaller --context-parallel-size"
         raise ValueError(
             f"--pool-size ({size}) x --context-parallel-size ({cp}) are {size * cp} workers of a "
             f"pool; at most {MAX_WORKERS} are planned; try {way_out}."
@@ -53,9 +52,10 @@ def check_job(job: TrainingJob) -> None:
 
 def _tiles_and_most(job: TrainingJob) -> tuple[int, int]:
     """Tiles of the pool where there are most, and the most tokens of a sequence then."""
-    size, ends = job.global_batch_size, 2 * job.context_parallel_size
+    size, cp = job.global_batch_size, job.context_parallel_size
     found = []
     for block, heads in CHOICES:
-        blocks = MAX_TILES // (size * heads) - ends
-        found.append((size * (job.seq_length // block + ends) * heads, (blocks + 1) * block - 1))
+        pieces = pieces_of(MAX_TILES // heads, size, cp)
+        tiles = blocks_of(size, job.seq_length, block, cp) * heads
+        found.append((tiles, (pieces + 1) * block - 1))
     return max(tiles for tiles, _ in found), min(tokens for _, tokens in found)

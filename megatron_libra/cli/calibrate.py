@@ -25,6 +25,7 @@ from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.verification import Device
 from megatron_libra.config import CHOICES
 from megatron_libra.data.rows import require_file
+from megatron_libra.data.words import MAX_DIGITS
 from megatron_libra.extras import install_hint
 from megatron_libra.simulator.calibration import built_in, model_json
 
@@ -36,8 +37,6 @@ __all__ = ["calibrate"]
 
 TRANSPORTS = ("symmetric", "nccl")
 CPU_TOKENS, CPU_FLOPS = 512, 5e8
-MAX_DIGITS = 20
-"""Python refuses to read integers of some thousand digits, in words of its own."""
 QUICK_TOKENS, QUICK_FLOPS = 16_384, 2e12
 HEADS_HELP = "Query x kv heads of the calls, such as 8x1,32x4; default: those of usual layers."
 MEASURING = ("kernel", "head_dim", "heads", "device", "seconds", "quick")

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_libra.config import MAX_INTEGER
+from megatron_libra.data.words import MAX_DIGITS, shortened
 
 __all__ = ["JsonObject", "read_json", "short"]
 
 MAX_FILE_BYTES = 256 * 2**20
-MAX_DIGITS = 20
 
 
 def short(value: object, limit: int = 60) -> str:
     """A value for an error message: as JSON writes it, on one line, cut at limit characters."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return shortened(text, limit)
 
 
 def read_json(path: Path) -> Any:

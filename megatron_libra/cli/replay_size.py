@@ -9,16 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megatron_libra.cli.pool_size import MAX_CELLS, blocks_of, pieces_of
 from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
 from megatron_libra.config import MAX_INTEGER, LibraConfig
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.replay.replay import Series
 
 __all__ = ["check_samples", "check_sizes"]
-
-MAX_CELLS = 2**28
-"""Blocks or samples x workers of a plan, above the limit of POOL.json: DistCA's scope at DP 128 and
-256K has half as many, and its plan takes 1.3 GB."""
 
 
 def check_sizes(series: Sequence[Series], base: LibraConfig) -> None:
@@ -72,8 +69,8 @@ def _check_pool(series: Series, base: LibraConfig) -> None:
             f"{config.pool_size} sequences of seq_length ({job.seq_length}) are {tokens} tokens of "
             f"a pool ({series.name}); it holds at most {MAX_INTEGER}; {_smaller(series, base)}."
         )
-    blocks = config.pool_size * (
-        job.seq_length // config.block_size + 2 * job.context_parallel_size
+    blocks = blocks_of(
+        config.pool_size, job.seq_length, config.block_size, job.context_parallel_size
     )
     if blocks * config.head_split > MAX_TILES:
         raise ValueError(
@@ -92,7 +89,7 @@ def _check_pool(series: Series, base: LibraConfig) -> None:
 def _coarser(series: Series, base: LibraConfig, limit: int) -> str:
     """The smallest B of at most `limit` blocks, if the series has the user's B and one helps."""
     config, job = series.method.config, series.job
-    pieces = limit // config.pool_size - 2 * job.context_parallel_size
+    pieces = pieces_of(limit, config.pool_size, job.context_parallel_size)
     if pieces < 1 or config.block_size != base.block_size:
         return _smaller(series, base)
     return f"try --block-size {job.seq_length // (pieces + 1) + 1}"

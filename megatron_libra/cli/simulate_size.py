@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_libra.cli.replay_size import MAX_CELLS
+from megatron_libra.cli.pool_size import MAX_CELLS, blocks_of, pieces_of
 from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.simulator.candidates import Candidate
@@ -74,11 +74,11 @@ def _check_pool(job: TrainingJob, candidate: Candidate) -> None:
             f"P = {size} sequences of --seq-length ({job.seq_length}) are {tokens} tokens of a "
             f"pool; it holds at most {MAX_INTEGER}; {_smaller(MAX_INTEGER // job.seq_length)}."
         )
-    blocks = size * (job.seq_length // candidate.block_size + 2 * cp)
+    blocks = blocks_of(size, job.seq_length, candidate.block_size, cp)
     most = min(MAX_TILES // candidate.head_split, MAX_CELLS // workers)
     if blocks <= most:
         return
-    pieces = most // size - 2 * cp
+    pieces = pieces_of(most, size, cp)
     way_out = f"try {job.seq_length // pieces + 1}" if pieces > 0 else "use a smaller --cp or P"
     raise ValueError(
         f"--block-sizes ({candidate.block_size}) makes about {blocks} blocks of a pool of P = "

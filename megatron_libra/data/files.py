@@ -19,6 +19,7 @@ from megatron_libra.data.numpy_files import read_npy as load_npy
 from megatron_libra.data.parquet import read_parquet
 from megatron_libra.data.rows import LengthRows, require_file
 from megatron_libra.data.sidecar import load_sidecar, sidecar_path
+from megatron_libra.data.words import shortened
 
 __all__ = ["read_lengths"]
 
@@ -64,9 +65,8 @@ def read_json(path: Path) -> LengthRows:
     if isinstance(values, dict) and "sequences" in values:
         values = values["sequences"]
     if not isinstance(values, list):
-        text = json.dumps(values)
         raise ValueError(
-            f"holds {text if len(text) <= 40 else text[:37] + '...'}; it must be a list, or an "
+            f"holds {shortened(json.dumps(values))}; it must be a list, or an "
             f"object with the list as sequences; write {EXAMPLE}."
         )
     return _rows(values)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-__all__ = ["json_fault", "parse_json"]
+from megatron_libra.data.words import shortened
 
-LONGEST = 40
+__all__ = ["json_fault", "parse_json"]
 
 
 class _Fault(ValueError):
@@ -56,8 +56,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            text = json.dumps(key)
-            short = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-            raise _Fault(f"key {short} is given twice")
+            raise _Fault(f"key {shortened(json.dumps(key))} is given twice")
         values[key] = value
     return values

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megatron_libra.data.numpy_files import read_npz
+from megatron_libra.data.words import shortened
 
 __all__ = ["Int64", "LengthRows", "as_lengths", "offsets_of", "read_npz", "require_file"]
 
@@ -62,11 +63,9 @@ def _refuse_first(values: Sequence[Any], name: str) -> None:
     """ValueError for the first value that is no length."""
     for at, value in enumerate(values):
         if _is_no_length(value):
-            text = repr(value)
-            shown = text if len(text) <= 40 else text[:37] + "..."
             raise ValueError(
-                f"{name}[{at}] ({shown}) must be an integer of 0 to {MAX_TOKENS - 1}; "
-                "remove the entry or give its true length in tokens."
+                f"{name}[{at}] ({shortened(repr(value))}) must be an integer of 0 to "
+                f"{MAX_TOKENS - 1}; remove the entry or give its true length in tokens."
             )
 
 

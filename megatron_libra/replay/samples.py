@@ -14,6 +14,7 @@ from typing import Any
 from megatron_libra.config import MAX_INTEGER, AttentionShape
 from megatron_libra.data.json_faults import parse_json
 from megatron_libra.data.rows import as_lengths
+from megatron_libra.data.words import MAX_DIGITS
 from megatron_libra.replay.calibrate import FEWEST_CALLS, MeasuredCall
 from megatron_libra.replay.calls import call_of
 from megatron_libra.replay.grid import FIT, HEADS, MAX_HEADS
@@ -40,8 +41,6 @@ CALL_KEYS = ("queries", "keys", "query_heads", "kv_heads", "head_dim", "part", "
              *PASSES)  # fmt: skip
 TRANSPORTS = ("symmetric", "nccl")
 MAX_HEAD_DIM = max(HEADS)
-MAX_DIGITS = 20
-"""Python refuses to read integers of some thousand digits, in words of its own."""
 
 
 def write_measurements(path: Path, measured: Measurements) -> None:

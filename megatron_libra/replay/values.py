@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from megatron_libra.config import MAX_INTEGER
+from megatron_libra.data.words import shortened
 
 __all__ = [
     "as_integer",
@@ -26,8 +27,7 @@ LONGEST = 60
 
 def short(value: object) -> str:
     """A value for an error message."""
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return shortened(json.dumps(value, default=repr), LONGEST)
 
 
 def as_object(value: Any, name: str, keys: Collection[str]) -> dict[str, Any]:
