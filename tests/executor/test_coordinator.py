@@ -50,6 +50,7 @@ def expected(sequences: list[list[int]]) -> str:
 def start(settings: PlanSettings = SETTINGS, coordinator_rank: int = 0) -> PlanCoordinator:
     """A coordinator on a gloo group of the whole world."""
     group = dist.new_group(list(range(dist.get_world_size())), backend="gloo")
+    dist.barrier()  # a rank that is done here may end while another still connects to it
     return PlanCoordinator(group, settings, coordinator_rank=coordinator_rank)
 
 
