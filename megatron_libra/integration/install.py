@@ -16,6 +16,7 @@ import megatron.training
 from megatron.training import arguments, training
 
 from megatron_libra.integration import fixes, hooks, yaml
+from megatron_libra.integration.processes import check_processes
 
 __all__ = ["EXTENSIONS", "install", "parse_args"]
 
@@ -62,6 +63,9 @@ def parse_args(
     Args:
         settings: the run file's mapping, emptied by the first call.
         original: Megatron's function; the others are its arguments.
+
+    Raises:
+        RunError: a setting does not suit its flag, or the processes do not fit the sizes.
     """
 
     def provider(parser: Any) -> Any:
@@ -74,7 +78,9 @@ def parse_args(
         settings.clear()
         return parser
 
-    return original(provider, ignore_unknown_args)
+    parsed = original(provider, ignore_unknown_args)
+    check_processes(parsed)
+    return parsed
 
 
 def _data_loader(original: Callable[..., Any], dataset: Any, consumed_samples: int) -> Any:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from megatron_libra.config import LibraConfig, divisors
-from megatron_libra.integration.arguments import config_from_args, flag_of, shape_from_args
+from megatron_libra.config import LibraConfig
+from megatron_libra.integration.arguments import config_from_args, shape_from_args
 from megatron_libra.integration.errors import RunError
+from megatron_libra.integration.processes import pool_fault
 from megatron_libra.integration.rules import RULES, Rule, Settings, name_of
 from megatron_libra.plan.layout import TokenLayout
 
@@ -70,11 +71,9 @@ def _check_layout(args: argparse.Namespace, config: LibraConfig) -> None:
 
 def _check_pools(args: argparse.Namespace, config: LibraConfig) -> None:
     """P against DP."""
-    if args.data_parallel_size % config.pool_size:
-        raise ValueError(
-            f"{flag_of('pool_size')} ({config.pool_size}) must divide the data-parallel size "
-            f"({args.data_parallel_size}); try one of {divisors(args.data_parallel_size)}."
-        )
+    fault = pool_fault(config.pool_size, args.data_parallel_size)
+    if fault is not None:
+        raise ValueError(fault)
 
 
 def _check_log_file(args: argparse.Namespace, config: LibraConfig) -> None:

@@ -142,9 +142,17 @@ def test_a_run_that_cannot_start_says_so_in_lines(corpus: str, tmp_path: Path) -
             [script, *fine, "--attention-dropout", "0.1", "--libra-pool-size", "3"],
             ["attention dropout is 0.1", "--libra-pool-size (3) must divide"],
         ),
+        "processes": (
+            [script, *fine, "--context-parallel-size", "2"],
+            ["3 processes are not a multiple of TP 1 x PP 1 x CP 2 = 2; start 2 or 4, or change"],
+        ),
+        "batch": ([script, *fine], ["--global-batch-size (8) must be a multiple of the data-par"]),
     }
+    processes = {"processes": "3", "batch": "3"}
     started = {
-        name: start([sys.executable, *LAUNCHER, *words], tmp_path)
+        name: start(
+            [sys.executable, *LAUNCHER, *words], tmp_path, WORLD_SIZE=processes.get(name, "1")
+        )
         for name, (words, _) in cases.items()
     }
     for name, (_, expected) in cases.items():
