@@ -29,7 +29,7 @@ from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.heads import HeadPartition, fits
 from megatron_libra.plan.worker_plan import Round, WorkerPlan
 
-__all__ = ["bind"]
+__all__ = ["bind", "bind_index"]
 
 Int32 = NDArray[np.int32]
 INT32_MAX = 2**31 - 1
@@ -47,8 +47,18 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
         ValueError: an attention call would be too large for the kernel, or row numbers for int32.
     """
     _check(plan, runtime)
-    index, heads, steps = index_plan(plan), plan.heads, steps_of(plan)
-    local = index.local
+    return _bind(index_plan(plan), runtime)
+
+
+def bind_index(index: PlanIndex, runtime: PoolRuntime) -> BoundPlan:
+    """The same, of a plan whose row numbers were made ahead. Local; raises what bind raises."""
+    _check(index.plan, runtime)
+    return _bind(index, runtime)
+
+
+def _bind(index: PlanIndex, runtime: PoolRuntime) -> BoundPlan:
+    plan, local = index.plan, index.local
+    heads, steps = plan.heads, steps_of(plan)
     rounds = [*(r for part in plan.exchanged for r in part.rounds), *local.rounds]
     entries = [cu for r in rounds for cu in (r.cu_queries, r.cu_keys)]
     pass_sizes = [len(contributions) * heads.kv_pieces for contributions in index.passes]

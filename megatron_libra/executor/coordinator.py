@@ -1,6 +1,6 @@
 """Plans made ahead, in the background, and known to be the same on every rank (paper section 5).
 
-In: keys and, on the coordinator, sequences. Out: PoolPlans. The calls, in order:
+In: keys and, on the coordinator, sequences. Out: ReadyPlans. The calls, in order:
 
     request(key, sequences)   every rank of the plan group, same keys in the same order; returns
                               at once. Sequences are read on the coordinator only.
@@ -9,8 +9,10 @@ In: keys and, on the coordinator, sequences. Out: PoolPlans. The calls, in order
 
 A background thread on every rank works through the requests: the coordinator's asks the planner
 process, then the plan is broadcast over gloo and the ranks compare what they hold: the key that
-each asked for, its settings and the digest that it recomputes. The training thread never talks to a
-peer here, so a peer that is late or dead shows as a timeout or an error in take(), not as a hang.
+each asked for, its settings and the digest that it recomputes. Last, each rank numbers the rows of
+its own part, which takes the busiest workers longer than the plan took. The training thread never
+talks to a peer here, so a peer that is late or dead shows as a timeout or an error in take(), not
+as a hang.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ import queue
 import threading
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from megatron_libra.executor.plan_index import PlanIndex, index_plan
 from megatron_libra.executor.plan_server import PlanServer, PlanSettings
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.pool_plan import PoolPlan
 
-__all__ = ["PlanCoordinator"]
+__all__ = ["PlanCoordinator", "ReadyPlan"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,15 @@ Sequences = Sequence[Sequence[int]]
 ROW_BYTES = 256
 SHOWN_DIGITS = 16
 CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyPlan:
+    """A pool's plan, with all that this rank needs of it on the host."""
+
+    pool: PoolPlan
+    index: PlanIndex
+    """Row numbers of this rank's part."""
 
 
 class PlanCoordinator:
@@ -47,6 +60,7 @@ class PlanCoordinator:
         group: dist.ProcessGroup | None,
         settings: PlanSettings,
         *,
+        worker: int,
         coordinator_rank: int = 0,
     ) -> None:
         """Start the background thread, and on the coordinator the planner process. Local.
@@ -54,10 +68,12 @@ class PlanCoordinator:
         Args:
             group: gloo group of all ranks that need the plans, used by nobody else; None for one.
             settings: equal on every rank.
+            worker: of the pool, whose part this rank computes; several ranks may have the same.
             coordinator_rank: rank inside the group that plans.
         """
         self._group = group
         self._settings = settings
+        self._worker = worker
         self._coordinator_rank = coordinator_rank
         self._timeout_s = settings.config.plan_timeout_s
         self.last_plan_ms = 0.0
@@ -66,7 +82,7 @@ class PlanCoordinator:
         self._server = PlanServer(settings) if rank == coordinator_rank else None
         self._requests: queue.Queue[tuple[Hashable, Sequences | None] | None] = queue.Queue()
         self._pending: set[Hashable] = set()
-        self._ready: dict[Hashable, PoolPlan | Exception] = {}
+        self._ready: dict[Hashable, ReadyPlan | Exception] = {}
         self._broken: Exception | None = None
         self._has_waited = False
         self._changed = threading.Condition()
@@ -96,7 +112,7 @@ class PlanCoordinator:
             self._pending.add(key)
         self._requests.put((key, sequences))
 
-    def take(self, key: Hashable) -> PoolPlan:
+    def take(self, key: Hashable) -> ReadyPlan:
         """The plan of a key, once; waits up to config.plan_timeout_s. Every rank calls it.
 
         Raises:
@@ -117,7 +133,7 @@ class PlanCoordinator:
             hint = "; raise plan_ahead" if self._has_waited else ""
             logger.info("waited %.1f ms for plan %r%s", waited_ms, key, hint)
         self._has_waited = True
-        if isinstance(found, PoolPlan):
+        if isinstance(found, ReadyPlan):
             return found
         problem = found or self._broken
         if problem is not None:
@@ -139,7 +155,10 @@ class PlanCoordinator:
         while (request := self._requests.get()) is not None:
             key, sequences = request
             try:
-                outcome: PoolPlan | Exception = self._exchange(key, sequences)
+                pool = self._exchange(key, sequences)
+                outcome: ReadyPlan | Exception = ReadyPlan(
+                    pool, index_plan(pool.worker_plan(self._worker))
+                )
             except ValueError as error:
                 outcome = error
             except Exception as error:

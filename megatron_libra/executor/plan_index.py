@@ -1,6 +1,7 @@
 """Row numbers of one worker's plan, on the host. In: WorkerPlan (ranges). Out: PlanIndex (numpy).
 
-Everything of a bind that needs neither a device nor a kernel; `bind` brings it to the device.
+Everything of a bind that needs neither a device nor a kernel, so that it can be made ahead, in the
+background; `bind` brings it to the device.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class LocalIndex:
 class PlanIndex:
     """Row numbers of both routes and both exchanged parts, and of the local part."""
 
+    plan: WorkerPlan
     query: tuple[RouteIndex, ...]
     """Of the near and the far part."""
     kv: tuple[RouteIndex, ...]
@@ -78,7 +80,7 @@ class PlanIndex:
 
 
 def index_plan(plan: WorkerPlan) -> PlanIndex:
-    """Expand ranges to row numbers. Pure."""
+    """Expand ranges to row numbers. Pure; numpy does most of it without the interpreter lock."""
     heads, tokens = plan.heads, plan.num_local_tokens
     query = tuple(_index(plan, part.query, heads.head_split) for part in plan.exchanged)
     kv = tuple(_index(plan, part.kv, heads.kv_shards) for part in plan.exchanged)
@@ -87,6 +89,7 @@ def index_plan(plan: WorkerPlan) -> PlanIndex:
     )
     passes, summed = contributions_at_home(sent_kv)
     return PlanIndex(
+        plan=plan,
         query=query,
         kv=kv,
         query_position=positions_at_home(sent_query, tokens * heads.head_split),

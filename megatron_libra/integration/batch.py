@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron_libra.executor.bind import bind
+from megatron_libra.executor.bind import bind_index
 from megatron_libra.executor.runtime import PoolRuntime
 from megatron_libra.integration.packed_params import LibraPackedSeqParams
 from megatron_libra.integration.plan_stream import PlannedBatch
@@ -78,7 +78,6 @@ class BatchSplitter:
             num_chunks: model chunks of this rank; each takes every microbatch once.
         """
         self._runtime = runtime
-        self._worker = worker
         self._slot, cp_rank = divmod(worker, layout.context_parallel_size)
         self._ranges = local_ranges(layout, cp_rank)
         self._tokens = layout.positions(cp_rank)
@@ -158,7 +157,7 @@ class BatchSplitter:
             cu_seqlens_kv=on_device,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
-            bound_plan=bind(planned.plan.worker_plan(self._worker), self._runtime),
+            bound_plan=bind_index(planned.plan_index, self._runtime),
             positions=self._upload(local_positions(boundaries, self._tokens)),
         )
 

@@ -1,4 +1,4 @@
-"""Plans of a data stream in microbatch order. In: what the sampler will yield. Out: PoolPlans.
+"""Plans of a data stream in microbatch order. In: what the sampler will yield. Out: ReadyPlans.
 
     start, request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (ahead = 2)
 
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from megatron_libra.data.sampler import Microbatch
+from megatron_libra.executor.coordinator import ReadyPlan
+from megatron_libra.executor.plan_index import PlanIndex
 from megatron_libra.plan.pool_plan import PoolPlan
 
 __all__ = ["PlanSource", "PlanStream", "PlannedBatch", "PlannedBatches", "pipeline_skew"]
@@ -37,7 +39,7 @@ class PlanSource(Protocol):
     def request(self, key: Key, sequences: Any) -> None:
         """Announce a plan; the coordinator gives the sequences, every other rank None."""
 
-    def take(self, key: Key) -> PoolPlan:
+    def take(self, key: Key) -> ReadyPlan:
         """The announced plan; waits for it."""
 
 
@@ -50,6 +52,8 @@ class PlannedBatch:
     index: int
     """Number of the microbatch in its stream, from 0 in this process."""
     plan: PoolPlan
+    plan_index: PlanIndex
+    """Row numbers of this rank's part of the plan."""
     batch: dict[str, Any] | None
     """What the data loader yielded; None on ranks that hold no data."""
     wait_ms: float = 0.0
@@ -85,7 +89,7 @@ class PlanStream:
         self._upcoming: Iterator[Microbatch] | None = None
         self._num_requested = 0
         self._num_readers = 0
-        self._ready: dict[int, PoolPlan] = {}
+        self._ready: dict[int, ReadyPlan] = {}
         self._reads_left: dict[int, int] = {}
 
     @property
@@ -106,7 +110,7 @@ class PlanStream:
         """One more model chunk reads every plan of the stream."""
         self._num_readers += 1
 
-    def plan(self, index: int) -> PoolPlan:
+    def plan(self, index: int) -> ReadyPlan:
         """Plan of a microbatch, waited for; the last reader's call forgets it."""
         self._request_up_to(index + self._ahead)
         if index not in self._ready:
@@ -147,8 +151,14 @@ class PlannedBatches:
         batch = None if self._batches is None else next(self._batches)
         index, self._index = self._index, self._index + 1
         start = time.perf_counter()
-        plan = self._stream.plan(index)
+        ready = self._stream.plan(index)
         wait_ms = (time.perf_counter() - start) * 1e3
         return PlannedBatch(
-            self._stream.name, index, plan, batch, wait_ms, self._stream.last_plan_ms
+            stream=self._stream.name,
+            index=index,
+            plan=ready.pool,
+            plan_index=ready.index,
+            batch=batch,
+            wait_ms=wait_ms,
+            plan_ms=self._stream.last_plan_ms,
         )

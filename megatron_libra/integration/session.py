@@ -82,6 +82,7 @@ class Session:
                 config=self.config,
                 seq_length=args.seq_length,
             ),
+            worker=groups.pool.worker,
         )
         self._splitter = BatchSplitter(
             self.layout, runtime, groups.pool.worker, num_chunks=len(model_chunks)

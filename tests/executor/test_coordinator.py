@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from megatron_libra.config import AttentionShape, LibraConfig
 from megatron_libra.executor import local
-from megatron_libra.executor.coordinator import PlanCoordinator
+from megatron_libra.executor.coordinator import PlanCoordinator, ReadyPlan
 from megatron_libra.executor.local import WorkerFailed
+from megatron_libra.executor.plan_index import index_plan
 from megatron_libra.executor.plan_server import COMMAND, PACKAGE_ROOT, PlanServer, PlanSettings
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
@@ -51,14 +52,16 @@ def start(settings: PlanSettings = SETTINGS, coordinator_rank: int = 0) -> PlanC
     """A coordinator on a gloo group of the whole world."""
     group = dist.new_group(list(range(dist.get_world_size())), backend="gloo")
     dist.barrier()  # a rank that is done here may end while another still connects to it
-    return PlanCoordinator(group, settings, coordinator_rank=coordinator_rank)
+    return PlanCoordinator(
+        group, settings, worker=dist.get_rank(), coordinator_rank=coordinator_rank
+    )
 
 
 def outcome(coordinator: PlanCoordinator, key: object) -> tuple[str, float]:
     """What take() gives or raises, and after how many seconds."""
     started = time.monotonic()
     try:
-        text = coordinator.take(key).digest
+        text = coordinator.take(key).pool.digest
     except (PlanError, ValueError) as error:
         text = f"{type(error).__name__}: {error}"
     return text, time.monotonic() - started
@@ -116,10 +119,10 @@ def _is_running(pid: int) -> bool:
 
 def alone() -> list[str]:
     """A group of one rank needs no process group."""
-    coordinator = PlanCoordinator(None, SETTINGS)
+    coordinator = PlanCoordinator(None, SETTINGS, worker=0)
     for number, sequences in enumerate(POOLS):
         coordinator.request(number, sequences)
-    digests = [coordinator.take(number).digest for number in (2, 0, 1)]
+    digests = [coordinator.take(number).pool.digest for number in (2, 0, 1)]
     coordinator.close()
     return digests
 
@@ -136,10 +139,18 @@ def plan_ahead(coordinator_rank: int) -> tuple[list[str], float]:
         mine = dist.get_rank() == coordinator_rank
         coordinator.request(("train", number), sequences if mine else None)
     asked_s = time.monotonic() - started
-    digests = [coordinator.take(("train", number)).digest for number in range(3)]
+    ready = [coordinator.take(("train", number)) for number in range(3)]
     dist.barrier()  # the training group stays usable beside the plan group
     coordinator.close()
-    return digests, asked_s
+    assert all(same_rows(each, dist.get_rank()) for each in ready)
+    return [each.pool.digest for each in ready], asked_s
+
+
+def same_rows(ready: ReadyPlan, worker: int) -> bool:
+    """Whether the row numbers are those of the worker's part, and of no other's."""
+    parts = [index_plan(ready.pool.worker_plan(number)) for number in range(4)]
+    found = [pickle.dumps(part) == pickle.dumps(ready.index) for part in parts]
+    return [number for number, same in enumerate(found) if same] == [worker]
 
 
 @pytest.mark.parametrize("coordinator_rank", [0, 2])
@@ -253,7 +264,7 @@ def without_close() -> str:
     coordinator = start()
     for number in range(4):
         coordinator.request(number, POOLS[0])
-    return coordinator.take(0).digest
+    return coordinator.take(0).pool.digest
 
 
 def test_a_run_that_does_not_close_still_ends() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.executor.plan_index import index_plan
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.layout import TokenLayout
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
@@ -67,7 +68,8 @@ def split(
     """Tensors by name, boundaries, longest sample; lengths are the loader's, None without data."""
     from megatron_libra.integration.plan_stream import PlannedBatch
 
-    planned = PlannedBatch("train", 0, plan, None if lengths is None else batch(lengths))
+    data = None if lengths is None else batch(lengths)
+    planned = PlannedBatch("train", 0, plan, index_plan(plan.worker_plan(worker)), data)
     made = splitter(worker).split(planned, embeds=embeds, has_loss=has_loss)
     names = ("tokens", "labels", "loss_mask", "position_ids")
     tensors = {name: getattr(made, name) for name in names}
@@ -128,7 +130,8 @@ def shared(num_chunks: int) -> tuple[list[int], int]:
     from megatron_libra.integration.plan_stream import PlannedBatch
 
     plan, made = small_plan(), splitter(0, num_chunks)
-    batches = [PlannedBatch("train", index, plan, None) for index in (0, 1)]
+    rows = index_plan(plan.worker_plan(0))
+    batches = [PlannedBatch("train", index, plan, rows, None) for index in (0, 1)]
     order = [batches[0], batches[1], batches[0], batches[1]]
     bound = [made.split(each, embeds=False, has_loss=False).params.bound_plan for each in order]
     return [bound.index(each) for each in bound], len(made._params)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from megatron_libra.data.sampler import Microbatch
+from megatron_libra.executor.coordinator import ReadyPlan
 from megatron_libra.integration.plan_stream import PlannedBatches, PlanStream, pipeline_skew
 
 
 class Plans:
-    """Remembers requests; a plan is the sequences it was made of."""
+    """Remembers requests; a plan is the sequences it was made of, its row numbers the key."""
 
     def __init__(self) -> None:
         self.requested: list[tuple[Any, Any]] = []
@@ -25,7 +26,7 @@ class Plans:
     def take(self, key: Any) -> Any:
         assert key not in self.taken
         self.taken.append(key)
-        return dict(self.requested)[key]
+        return ReadyPlan(dict(self.requested)[key], key)
 
 
 def microbatch(*lengths: int) -> Microbatch:
@@ -44,7 +45,7 @@ def test_requests_run_ahead_from_the_start() -> None:
     assert [key for key, _ in plans.requested] == [("train", 0), ("train", 1)]
     assert next(batches).plan == ((5,),)
     second = next(batches)
-    assert (second.plan, second.plan_ms) == (((6,),), 7.0)
+    assert (second.plan, second.plan_index, second.plan_ms) == (((6,),), ("train", 1), 7.0)
     assert [key for key, _ in plans.requested] == [("train", n) for n in range(3)]
 
 
