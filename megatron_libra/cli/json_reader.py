@@ -1,24 +1,23 @@
-"""Read JSON and name every fault. In: a path. Out: JsonObject, whose getters check types.
-
-Strict on purpose: NaN, Infinity, a key given twice and integers beyond any tensor size are refused
-here; Python's reader lets them through, and they would fail much later with a puzzling message.
-"""
+"""Read a JSON file and name every fault. In: a path. Out: JsonObject, whose getters check types."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron_libra.config import MAX_INTEGER
+from megatron_libra.data.json_faults import JsonFault, parse_json
 from megatron_libra.data.words import MAX_DIGITS, shortened
 
 __all__ = ["JsonObject", "read_json", "short"]
 
 MAX_FILE_BYTES = 256 * 2**20
+EXAMPLE = 'give a JSON object such as {"sequences": [[1200, 3000], [4200]], ...}'
 
 
 def short(value: object, limit: int = 60) -> str:
@@ -35,23 +34,12 @@ def read_json(path: Path) -> Any:
             but not which file, which the caller knows.
     """
     try:
-        return json.loads(
-            _read_text(path),
-            parse_constant=_refuse_constant,
-            parse_int=_parse_integer,
-            parse_float=_parse_number,
-            object_pairs_hook=_unique_keys,
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; "
-            "check it with: python3 -m json.tool FILE."
-        ) from None
-    except RecursionError:
-        raise ValueError("nests too deeply; lists of lists of integers are enough.") from None
+        return parse_json(_read_bytes(path))
+    except JsonFault as fault:
+        raise ValueError(f"{fault}; {fault.way_out or EXAMPLE}.") from None
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -67,34 +55,7 @@ def _read_text(path: Path) -> str:
         raise ValueError(
             f"is larger than {MAX_FILE_BYTES // 2**20} MiB; give one pool or one window."
         )
-    if not data.strip():
-        raise ValueError(
-            'is empty; give a JSON object such as {"sequences": [[1200, 3000], [4200]], ...}.'
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); "
-            "save it as UTF-8 text."
-        ) from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number; give a finite one.")
-
-
-def _parse_integer(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"{text[:12]}... has {len(text)} digits; integers go up to {MAX_INTEGER}.")
-    return int(text)
-
-
-def _parse_number(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:20]} is too large for a number; give a finite one.")
-    return number
+    return data
 
 
 def _whole_number(value: object) -> int | None:
@@ -104,15 +65,6 @@ def _whole_number(value: object) -> int | None:
     if isinstance(value, str) and len(value) <= MAX_DIGITS and value.strip().isdecimal():
         return int(value)
     return None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"key {short(key)} is given twice; keep one of them.")
-        values[key] = value
-    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +120,8 @@ class JsonObject:
     def number(self, key: str, default: float) -> float:
         """A finite number; the range is checked by whoever uses it."""
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or abs(value) > sys.float_info.max:
             raise ValueError(f"{self.where}{key} ({short(value)}) must be a number; try {default}.")
         return float(value)
 

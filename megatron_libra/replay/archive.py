@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_libra.config import AttentionShape, LibraConfig
+from megatron_libra.data.json_faults import JsonFault, parse_json
 from megatron_libra.data.rows import read_npz, require_file
 from megatron_libra.replay.methods import Method
 from megatron_libra.replay.replay import Corpus, Replay, Series
@@ -73,7 +74,7 @@ def load_replay(path: Path) -> Replay:
     """
     arrays = read_npz(require_file(path))
     try:
-        header = json.loads(arrays["header"].tobytes())
+        header = _header(arrays["header"])
         if header["format"] != FORMAT:
             raise ValueError(f"it is {header['format']}, not {FORMAT}")
         calls = _columns(CallTable, arrays, "calls.")
@@ -92,6 +93,13 @@ def load_replay(path: Path) -> Replay:
             f"{path} holds no replay that this version reads ({error}); write it again with "
             "--prepare."
         ) from None
+
+
+def _header(text: Array) -> Any:
+    try:
+        return parse_json(text.tobytes())
+    except JsonFault as fault:
+        raise ValueError(f"header: {fault}") from None
 
 
 def _names(kind: type) -> list[str]:

@@ -7,12 +7,12 @@ calibrate` writes it.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from megatron_libra.data.json_faults import JsonFault, parse_json
 from megatron_libra.data.rows import require_file
 from megatron_libra.simulator.call_cost import KernelCost, PassCost
 from megatron_libra.simulator.cost_model import CostModel
@@ -51,9 +51,9 @@ def model_json(model: CostModel) -> dict[str, Any]:
 
 def _read(path: Path) -> CostModel:
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); {WAY_OUT}") from None
+        value = parse_json(path.read_bytes())
+    except JsonFault as fault:
+        raise ValueError(f"{path}: {fault}; {WAY_OUT}") from None
     try:
         return _model(value)
     except ValueError as error:

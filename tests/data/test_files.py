@@ -56,6 +56,7 @@ def test_json(tmp_path: Path, content: str, expected: list[tuple[int, ...]]) -> 
         ("[3, Infinity]", "a.json: Infinity is not a number; write"),
         ("[" + "9" * 4000 + "]", r"a.json: lengths\[0\] \(9{30,40}\.\.\.\) must be an integer"),
         ("[" + "9" * 5000 + "]", "a.json: has an integer of some thousand digits; write"),
+        ("[3, 1e999]", "a.json: 1e999 is too large for a number; write"),
     ],
 )
 def test_bad_json(tmp_path: Path, content: str, message: str) -> None:

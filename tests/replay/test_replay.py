@@ -170,6 +170,24 @@ def test_other_files_are_refused(tmp_path):
         load_replay(tmp_path / "none.npz")
 
 
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"{", "header: is not JSON: line 1, column 2: "),
+        (b"", "header: is empty"),
+        (b"\xff", "header: is not UTF-8: byte 0 is 0xff"),
+        (b"[" * 100_000, "header: nests too deeply"),
+        (b'{"format": 1, "format": 2}', 'header: key "format" is given twice'),
+        (b'{"bounds": [Infinity]}', "header: Infinity is not a number"),
+    ],
+)
+def test_a_damaged_header_is_refused_in_our_words(tmp_path, header, reason):
+    path = tmp_path / "damaged.npz"
+    np.savez(path, header=np.frombuffer(header, np.uint8), rows=np.zeros(3))
+    with pytest.raises(ValueError, match=rf"damaged.npz holds no replay .* \({reason}.*--prepare"):
+        load_replay(path)
+
+
 def test_measuring_runs_the_kernel_calls_until_the_seconds_are_over():
     torch = pytest.importorskip("torch")
     from megatron_libra.replay.measuring import measure, timer_for

@@ -228,13 +228,25 @@ def test_a_file_of_the_older_format_says_what_is_new(tmp_path: Path) -> None:
         load_cost_model(str(tmp_path / "old.json"))
 
 
-def test_a_file_that_is_no_json(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match="a.json: not JSON .*; write it"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "is not JSON: line 1, column 2: Expecting property name"),
+        (b"\xc3 1", "is not UTF-8: byte 0 is 0xc3"),
+        (b"", "is empty"),
+        (b"[" * 100_000, "nests too deeply"),
+        (b'{"name": "a", "name": "b"}', 'key "name" is given twice'),
+        (b'{"num_sms": NaN}', "NaN is not a number"),
+        (b'{"num_sms": 1e999}', "1e999 is too large for a number"),
+    ],
+)
+def test_a_file_that_is_no_json(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=f"a.json: {reason}.*; write it with libra calibrate"):
         load_cost_model(str(tmp_path / "a.json"))
-    (tmp_path / "a.json").write_bytes(b"\xc3 1")
-    with pytest.raises(ValueError, match="a.json: not JSON .*; write it"):
-        load_cost_model(str(tmp_path / "a.json"))
+
+
+def test_a_name_of_no_file() -> None:
     with pytest.raises(ValueError, match="does not exist"):
         load_cost_model("h100")
 
