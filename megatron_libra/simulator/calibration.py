@@ -7,13 +7,14 @@ calibrate` writes it.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from megatron_libra.data.json_faults import JsonFault, parse_json
 from megatron_libra.data.rows import require_file
+from megatron_libra.data.words import MAX_DIGITS, shortened
 from megatron_libra.simulator.call_cost import KernelCost, PassCost
 from megatron_libra.simulator.cost_model import CostModel
 from megatron_libra.simulator.tiling import GRIDS, Tiling
@@ -78,8 +79,8 @@ def _model(value: Any) -> CostModel:
 
 
 def _dimension(key: str) -> int:
-    if not (key.isdecimal() and int(key)):
-        raise ValueError(f"kernels[{key!r}] must be a head dimension, such as 128.")
+    if not (key.isdecimal() and len(key) <= MAX_DIGITS and int(key)):
+        raise ValueError(f"kernels[{shortened(repr(key))}] must be a head dimension, such as 128.")
     return int(key)
 
 
@@ -136,6 +137,7 @@ def _integer(value: Any, name: str) -> int:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} ({value!r}) must be a number of at least 0.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{name} ({shortened(repr(value))}) must be a number of at least 0.")
     return float(value)
