@@ -58,6 +58,48 @@ def test_bounds_are_shown_for_every_method_that_has_pools(libra, corpus, monkeyp
         assert f" {bounds[name]:.2f} " in line
 
 
+REST = "tau 0.01, placer home_first, scope microbatch, backward_kv save."
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), f"Plans of Libra: P 2, B 8, H 2, M by size, {REST}"),
+        (("--figure", 11), f"Plans of Libra: P 1/2, B 8, H 2, M by size, {REST}"),
+        (("--figure", 14), f"Plans of Libra: P 2/4, B 8, H 2, M by size, {REST}"),
+        (
+            ("--figure", 15),
+            f"Plans of Libra TAP + VRSP: P 4, B 2/4/8/16, H 1/2/4, M 1, {REST}",
+        ),
+        (
+            ("--chunks", 2, "--load-slack", 0.5, "--scope", "step", "--placer", "paper"),
+            "Plans of Libra: P 2, B 8, H 2, M 2, tau 0.5, placer paper, scope step, "
+            "backward_kv save.",
+        ),
+        (
+            ("--method", "libra", "--method", "distca"),
+            f"Plans of Libra: P 2, B 8, H 2, M by size, {REST}",
+        ),
+        (
+            ("--method", "wlb", "--method", "tap"),
+            "Plans of Libra TAP: P 2, B 8, H 2, M 1, tau 0.01, placer home_first, scope off, "
+            "backward_kv save.",
+        ),
+        (("--method", "wlb"), None),
+    ],
+)
+def test_the_choices_of_the_plans_are_shown(libra, corpus, tmp_path, monkeypatch, options, line):
+    """Also of a prepared file, whose options are not on the command line; JSON has all of them."""
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "made.npz"
+    shown = libra("replay", corpus, *SMALL, *PREDICTED, *options).out
+    assert libra("replay", corpus, *SMALL, *options, "--prepare", path).code == 0
+    loaded = libra("replay", "--load", path, *PREDICTED).out
+    for text in (shown, loaded):
+        found = [each.rstrip() for each in text.splitlines() if each.startswith("Plans of")]
+        assert found == ([] if line is None else [line])
+
+
 def test_written_files_are_named(libra, corpus, tmp_path):
     pytest.importorskip("matplotlib")
     out, png, trace = (tmp_path / name for name in ("a.json", "a.png", "trace.json"))
