@@ -93,7 +93,8 @@ def _show(
     )
     show_figure(
         FIGURES[replay.figure].table(replay, found),
-        f"{choices_line(replay)}{corpus.name}, {corpus.packing}; {corpus.num_windows} optimizer steps. {source} The "
+        f"{choices_line(replay)}"
+        f"{corpus.name}, {corpus.packing}; {corpus.num_windows} optimizer steps. {source} The "
         f"exchange is simulated: {links['intra_node_gb_s']:g} GB/s inside a node, "
         f"{links['inter_node_gb_s']:g} GB/s between nodes ({links['inter_node_gb_s_from']}), "
         f"{links['message_us']:g} us a message, overlap loss {links['overlap_loss']:g}.\n",
