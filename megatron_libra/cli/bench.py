@@ -27,7 +27,8 @@ from megatron_libra.cli.bench_size import check_job
 from megatron_libra.cli.given_options import given_options, refuse_given
 from megatron_libra.cli.options import MAX_PROCESSES
 from megatron_libra.cli.output_files import require_writable
-from megatron_libra.cli.request import MAX_WORKERS, faults_of
+from megatron_libra.cli.pool_size import MAX_WORKERS
+from megatron_libra.cli.request import faults_of
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.corpora import CORPORA
 from megatron_libra.data.rows import require_file

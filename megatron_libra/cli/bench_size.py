@@ -6,8 +6,15 @@ Limits are those of one plan, as for POOL.json, with the finest tiles of the tab
 from __future__ import annotations
 
 from megatron_libra.bench.comparison import CHOICES
-from megatron_libra.cli.pool_size import blocks_of, pieces_of
-from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
+from megatron_libra.cli.pool_size import (
+    MAX_TILES,
+    MAX_WORKERS,
+    blocks_of,
+    check_tiles,
+    check_tokens,
+    check_workers,
+    pieces_of,
+)
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.simulator.job import TrainingJob
 
@@ -24,30 +31,21 @@ def check_job(job: TrainingJob) -> None:
         ValueError: too many workers, tokens or tiles of the pool.
     """
     size, cp, length = job.global_batch_size, job.context_parallel_size, job.seq_length
-    if size * cp > MAX_WORKERS:
-        way_out = f"--pool-size {MAX_WORKERS // cp}"
-        if cp > MAX_WORKERS:
-            way_out = "a smaller --context-parallel-size"
-        raise ValueError(
-            f"--pool-size ({size}) x --context-parallel-size ({cp}) are {size * cp} workers of a "
-            f"pool; at most {MAX_WORKERS} are planned; try {way_out}."
-        )
+    fitting = MAX_WORKERS // cp
+    check_workers(
+        size * cp,
+        f"--pool-size ({size}) x --context-parallel-size ({cp})",
+        f"try --pool-size {fitting}" if fitting else "try a smaller --context-parallel-size",
+    )
     tiles, most = _tiles_and_most(job)
     way_out = (
         f"try --seq-length {min(most, MAX_INTEGER // size) // (2 * cp) * 2 * cp}"
         if most >= 2 * cp
         else "use a smaller --pool-size"
     )
-    if size * length > MAX_INTEGER:
-        raise ValueError(
-            f"--pool-size ({size}) sequences of --seq-length ({length}) are {size * length} tokens "
-            f"of a pool; it holds at most {MAX_INTEGER}; {way_out}."
-        )
-    if tiles > MAX_TILES:
-        raise ValueError(
-            f"--seq-length ({length}) makes about {tiles} tiles of a pool of --pool-size ({size}); "
-            f"at most {MAX_TILES} are planned; {way_out}."
-        )
+    of_tokens = f"--pool-size ({size}) sequences of --seq-length ({length})"
+    check_tokens(size * length, of_tokens, way_out)
+    check_tiles(tiles, f"--seq-length ({length})", way_out, f"a pool of --pool-size ({size})")
 
 
 def _tiles_and_most(job: TrainingJob) -> tuple[int, int]:

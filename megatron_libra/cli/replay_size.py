@@ -9,9 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron_libra.cli.pool_size import MAX_CELLS, blocks_of, pieces_of
-from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
-from megatron_libra.config import MAX_INTEGER, LibraConfig
+from megatron_libra.cli.pool_size import (
+    MAX_CELLS,
+    MAX_TILES,
+    blocks_of,
+    check_tiles,
+    check_tokens,
+    check_workers,
+    pieces_of,
+)
+from megatron_libra.config import LibraConfig
 from megatron_libra.data.rows import LengthRows
 from megatron_libra.replay.replay import Series
 
@@ -57,32 +64,20 @@ def _workers(series: Series) -> int:
 
 def _check_pool(series: Series, base: LibraConfig) -> None:
     config, job, workers = series.method.config, series.job, _workers(series)
-    pool = f"{config.pool_size} sequences x context_parallel_size ({job.context_parallel_size})"
-    if workers > MAX_WORKERS:
-        raise ValueError(
-            f"{pool} are {workers} workers of a pool ({series.name}); at most {MAX_WORKERS} are "
-            f"planned; {_smaller(series, base)}."
-        )
-    tokens = config.pool_size * job.seq_length
-    if tokens > MAX_INTEGER:
-        raise ValueError(
-            f"{config.pool_size} sequences of seq_length ({job.seq_length}) are {tokens} tokens of "
-            f"a pool ({series.name}); it holds at most {MAX_INTEGER}; {_smaller(series, base)}."
-        )
-    blocks = blocks_of(
-        config.pool_size, job.seq_length, config.block_size, job.context_parallel_size
-    )
-    if blocks * config.head_split > MAX_TILES:
-        raise ValueError(
-            f"block_size ({config.block_size}) makes about {blocks * config.head_split} tiles of a "
-            f"pool ({series.name}); at most {MAX_TILES} are planned; "
-            f"{_coarser(series, base, MAX_TILES // config.head_split)}."
-        )
+    size, pool, smaller = config.pool_size, f"a pool ({series.name})", _smaller(series, base)
+    of_workers = f"{size} sequences x context_parallel_size ({job.context_parallel_size})"
+    check_workers(workers, of_workers, smaller, pool)
+    of_tokens = f"{size} sequences of seq_length ({job.seq_length})"
+    check_tokens(size * job.seq_length, of_tokens, smaller, pool)
+    blocks = blocks_of(size, job.seq_length, config.block_size, job.context_parallel_size)
+    block_size = f"block_size ({config.block_size})"
+    coarser = _coarser(series, base, MAX_TILES // config.head_split)
+    check_tiles(blocks * config.head_split, block_size, coarser, pool)
     if blocks * workers > MAX_CELLS:
         raise ValueError(
-            f"block_size ({config.block_size}) makes about {blocks} blocks of a pool "
-            f"({series.name}) on {workers} workers, too many for one plan (blocks x workers above "
-            f"{MAX_CELLS}); {_coarser(series, base, MAX_CELLS // workers)}."
+            f"{block_size} makes about {blocks} blocks of {pool} on {workers} workers, too many "
+            f"for one plan (blocks x workers above {MAX_CELLS}); "
+            f"{_coarser(series, base, MAX_CELLS // workers)}."
         )
 
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron_libra.cli.json_reader import JsonObject, read_json
-from megatron_libra.config import CHOICES, DEFAULT_CHUNKS, MAX_INTEGER, AttentionShape, LibraConfig
+from megatron_libra.cli.pool_size import MAX_TILES, check_tiles, check_tokens, check_workers
+from megatron_libra.config import CHOICES, DEFAULT_CHUNKS, AttentionShape, LibraConfig
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
 
 __all__ = ["PoolRequest", "WindowRequest", "faults_of", "read_pool", "read_window"]
 
-MAX_WORKERS = 4096
-MAX_TILES = 500_000
 MAX_CELLS = 2**25
-"""Above these a plan takes minutes and gigabytes; real pools have some thousand tiles."""
+"""Blocks and samples x workers; above, a plan takes minutes and gigabytes."""
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
 MAX_ELEMENT_BYTES = 16
@@ -149,24 +148,21 @@ def _check_size(request: PoolRequest) -> None:
     num_slots, size = len(request.sequences), request.context_parallel_size
     longest = max(sum(lengths) for lengths in request.sequences)
     num_tokens = num_slots * max(request.seq_length or 0, longest)
-    if num_tokens > MAX_INTEGER:
-        raise ValueError(
-            f"{num_slots} sequences of {num_tokens // num_slots} tokens are {num_tokens} tokens; "
-            f"a pool holds at most {MAX_INTEGER}; use a smaller pool or shorter sequences."
-        )
-    if num_slots * size > MAX_WORKERS:
-        raise ValueError(
-            f"{num_slots} sequences x context_parallel_size ({size}) are {num_slots * size} "
-            f"workers; a pool has at most {MAX_WORKERS}; use a smaller pool or CP size."
-        )
+    check_tokens(
+        num_tokens,
+        f"{num_slots} sequences of {num_tokens // num_slots} tokens",
+        "use a smaller pool or shorter sequences",
+    )
+    check_workers(
+        num_slots * size,
+        f"{num_slots} sequences x context_parallel_size ({size})",
+        "use a smaller pool or CP size",
+    )
     block = request.config.block_size
     blocks = sum(sum(lengths) // block + 2 * size for lengths in request.sequences)
     tiles = blocks * request.config.head_split
-    if tiles > MAX_TILES:
-        raise ValueError(
-            f"libra.block_size ({block}) makes about {tiles} tiles; at most {MAX_TILES} are "
-            f"planned; try {block * (tiles // MAX_TILES + 1)}."
-        )
+    coarser = f"try {block * (tiles // MAX_TILES + 1)}"
+    check_tiles(tiles, f"libra.block_size ({block})", coarser)
     samples = sum(map(len, request.sequences))
     if (samples + blocks) * num_slots * size > MAX_CELLS:
         raise ValueError(

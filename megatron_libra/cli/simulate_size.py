@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_libra.cli.pool_size import MAX_CELLS, blocks_of, pieces_of
-from megatron_libra.cli.request import MAX_TILES, MAX_WORKERS
+from megatron_libra.cli.pool_size import (
+    MAX_CELLS,
+    MAX_TILES,
+    MAX_WORKERS,
+    blocks_of,
+    check_tokens,
+    check_workers,
+    pieces_of,
+)
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.simulator.candidates import Candidate
 from megatron_libra.simulator.corpus import PRESET_STEPS
@@ -64,16 +71,12 @@ def check_candidates(job: TrainingJob, candidates: Sequence[Candidate]) -> None:
 def _check_pool(job: TrainingJob, candidate: Candidate) -> None:
     size, cp = candidate.pool_size, job.context_parallel_size
     workers, tokens = size * cp, size * job.seq_length
-    if workers > MAX_WORKERS:
-        raise ValueError(
-            f"P = {size} sequences x --cp ({cp}) are {workers} workers of a pool; at most "
-            f"{MAX_WORKERS} are planned; {_smaller(MAX_WORKERS // cp)}."
-        )
-    if tokens > MAX_INTEGER:
-        raise ValueError(
-            f"P = {size} sequences of --seq-length ({job.seq_length}) are {tokens} tokens of a "
-            f"pool; it holds at most {MAX_INTEGER}; {_smaller(MAX_INTEGER // job.seq_length)}."
-        )
+    check_workers(workers, f"P = {size} sequences x --cp ({cp})", _smaller(MAX_WORKERS // cp))
+    check_tokens(
+        tokens,
+        f"P = {size} sequences of --seq-length ({job.seq_length})",
+        _smaller(MAX_INTEGER // job.seq_length),
+    )
     blocks = blocks_of(size, job.seq_length, candidate.block_size, cp)
     most = min(MAX_TILES // candidate.head_split, MAX_CELLS // workers)
     if blocks <= most:
