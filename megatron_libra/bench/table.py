@@ -6,13 +6,22 @@ a test can run some of them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_libra.simulator.processes import TaskPool
 
-__all__ = ["Cell", "Column", "RowTask", "Table", "TableSpec", "compute_table", "row_text"]
+__all__ = [
+    "Cell",
+    "Column",
+    "RowTask",
+    "Table",
+    "TableSpec",
+    "compute_table",
+    "markdown_table",
+    "row_text",
+]
 
 Cell = float | int | str | None
 
@@ -76,9 +85,7 @@ class Table:
 
     def markdown(self) -> str:
         """The command and the table."""
-        lines = [self.titles, ["---", *("---:" for _ in self.spec.columns)], *self.texts]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"`{self.spec.command}`\n\n{table}"
+        return f"`{self.spec.command}`\n\n{markdown_table(self.titles, self.texts)}"
 
     def answer(self) -> dict[str, Any]:
         """For JSON."""
@@ -88,6 +95,12 @@ class Table:
             "columns": self.titles,
             "rows": [[key, *row] for key, row in zip(self.keys, self.cells, strict=True)],
         }
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of a table; its first column holds keys, the others numbers."""
+    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def row_text(spec: TableSpec, key: str, cells: tuple[Cell, ...]) -> list[str]:

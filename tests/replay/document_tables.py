@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron_libra.bench.document import replace_table
+from megatron_libra.bench.table import markdown_table
 from megatron_libra.cli.replay_request import linked
 from megatron_libra.cli.replay_tables import LOSS_TITLES
 from megatron_libra.replay.archive import load_replay
@@ -47,9 +48,7 @@ class Text:
 
     def markdown(self) -> str:
         """Without its comments."""
-        cells = [[key, *row] for key, row in self.rows.items()]
-        lines = [self.titles, ["---", *("---:" for _ in self.titles[1:])], *cells]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return markdown_table(self.titles, ([key, *row] for key, row in self.rows.items()))
 
 
 def found_of(replay: Replay, model: CostModel = MODEL) -> tuple[Summary, ...]:
