@@ -138,9 +138,10 @@ class StillTransport(LoopbackTransport):
         return held[:size].view(request.num_rows, request.width)
 
 
-def without_transfers(runtime: PoolRuntime, world: World) -> PoolRuntime:
+def without_transfers(runtime: PoolRuntime) -> PoolRuntime:
     """The same with transports that move nothing, one for each direction."""
-    still = [StillTransport(world.worker, runtime.dispatch.num_workers) for _ in range(2)]
+    place = runtime.dispatch
+    still = [StillTransport(place.worker, place.num_workers) for _ in range(2)]
     return replace(runtime, dispatch=still[0], return_=still[1])
 
 
@@ -172,6 +173,11 @@ class Exchange:
         runtime = self.bound.runtime
         self._move(runtime.dispatch, [self.queries], lambda step: False)
         self._move(runtime.return_, [self.results, self.sums], lambda step: step.finishes_kv)
+
+    def both(self) -> None:
+        """Forward, then backward."""
+        self.forward()
+        self.backward()
 
     def _move(
         self,

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from bench_alone import Exchange, KernelCalls, copies_rows, signals_alone, without_transfers
 from bench_common import Case, Job, World, arguments, one_line, read_rows, run_cases, show, verdict
-from bench_timing import alternate, medians, peaks
+from bench_timing import alternate, hidden_share, medians, peaks, slowest, waited_ms
 from bench_work import HEADS, Layer, forward_pairs, runtime_of, shape_of
 
 from megatron_libra import LibraConfig, PoolPlan, plan_pool
@@ -158,7 +158,7 @@ def measure_time(world: World, case: Case, plan: PoolPlan, runtime: PoolRuntime)
     calls, exchange = KernelCalls(mine, runtime.kernel, world), Exchange(mine, runtime, world)
     owners = {
         "kernels": calls,
-        "compute": Layer(plan, world.worker, without_transfers(runtime, world), world),
+        "compute": Layer(plan, world.worker, without_transfers(runtime), world),
         "exchange": exchange,
         "layer": Layer(plan, world.worker, runtime, world),
     }
@@ -191,15 +191,12 @@ def base_name(transport: str) -> str:
 
 def summary(workers: list[dict[str, list[float]]], limit: float) -> Case:
     """Numbers of one direction from every worker's times."""
-    slowest = {
-        name: [max(turn) for turn in zip(*(times[name] for times in workers), strict=True)]
-        for name in workers[0]
-    }
-    middle = medians(slowest)
-    # of each turn: a drift of both does not touch it
-    differences = np.subtract(slowest["layer"], slowest["compute"])
+    turns = {name: [times[name] for times in workers] for name in workers[0]}
+    middle = medians({name: slowest(each) for name, each in turns.items()})
+    differences = waited_ms(turns["layer"], turns["compute"])
     extra = float(np.median(differences))
-    hidden = 1 - extra / middle["exchange"]
+    hidden = hidden_share(extra, middle["exchange"])
+    assert isinstance(hidden, float), "every case moves rows"
     # of a median of normal values: 1.25 times that of their mean
     error = 1.25 * differences.std(ddof=1) / len(differences) ** 0.5
     return {

@@ -3,16 +3,18 @@
     python scripts/gpu/bench_straggler.py [--workers N] [--layouts 2x1 1x2] [--seq-length 65536 ...]
 
 Windows of the long-tailed presets, every length scaled so that a pack has --seq-length tokens. A
-layout PxCP has N / (P CP) pools. Ulysses computes a window in sampler order, Libra in VRSP order
-with the default placer, through the same executor, kernel and transport. A microbatch's straggler
-time is the largest of all workers for forward + backward of one layer, started together; a window's
-is the sum over its microbatches.
+layout PxCP has N / (P CP) pools; 1x1 has none, so it is what plain data parallelism waits for. By
+default every P x CP = N, and every smaller P with CP 1, on the same windows. Ulysses computes a
+window in sampler order, Libra in VRSP order with the default placer, through the same executor,
+kernel and transport. A microbatch's straggler time is the largest of all workers for forward +
+backward of one layer, started together; a window's is the sum over its microbatches.
 
 speedup       straggler time of ulysses over that of libra
 bound, pairs  sum of the heaviest workers' pairs over the sum of the means, placed as ulysses does
 bound, time   the same with each worker's measured bare kernel calls instead of its pairs: what
               perfect balance at no cost would give on this kernel
-share         speedup over bound. Accepted: 0.95 of both bounds.
+share         speedup over bound. Accepted: 0.95 of both bounds; pools smaller than N cannot always
+              reach it, and 1x1 is not judged.
 step ...      the same if workers only meet after the window: the largest of the sums
 
 Where Libra's time goes, as ratios over the ideal: the mean over workers of Ulysses' bare kernel
@@ -21,7 +23,14 @@ calls, which perfect balance at no cost would take; each the slowest worker's, a
 kernels       bare kernel calls of Libra's plan: above 1 by imbalance and by how tiles cut samples
 compute       its layer with a transport that moves nothing: the kernels, and rows packed, arranged
               and summed on the device
+exchange      its transfers alone, all dispatches, then all returns
 layer         the layer: what transfers add
+hidden        1 - (layer - compute) / exchange, as bench_exchange.py has it: layer - compute is the
+              median over the turns, summed over microbatches; none where nothing moves
+
+What the simulator makes of the same plans (--cost-model, by default FlashAttention-4 and copy
+engines on an H200, inside a node): predicted milliseconds and speedup, and how many percent each
+is above what was measured (error).
 
 Ends by its budget on two H200s, 235 s. Longer packs take turns less often, at least twice: a window
 of 262,144 tokens and 32q4kv128 takes about 40 to 65 s.
@@ -32,13 +41,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from bench_alone import KernelCalls, without_transfers
+from bench_alone import Exchange, KernelCalls, without_transfers
 from bench_common import (
     TOKEN_PAIRS,
     Case,
@@ -51,35 +61,35 @@ from bench_common import (
     show,
     verdict,
 )
-from bench_timing import alternate, medians
-from bench_work import HEADS, Layer, runtime_of, scaled_rows, shape_of
+from bench_prediction import add_cost_model, cost_model_of, error_percent, pool_seconds
+from bench_timing import alternate, hidden_share, medians, waited_ms
+from bench_windows import ALONE, IMPLEMENTATIONS, check_layout, layouts_of, microbatches
+from bench_work import HEADS, Layer, runtime_of, shape_of
 
-from megatron_libra import LibraConfig, PoolPlan, order_window, plan_pool
+from megatron_libra import LibraConfig, PoolPlan
 from megatron_libra.data.corpora import CORPORA
 from megatron_libra.executor.runtime import PoolRuntime
+from megatron_libra.simulator.cost_model import CostModel
 
 LIMIT = 0.95
 MOST_S = 3.0
 """Of a microbatch's turns."""
 LEAST = 2
 """Turns, however long they take."""
-IMPLEMENTATIONS = ("ulysses", "libra")
-PARTS = {"kernels": "kernels", "compute": "compute", "layer": "libra"}
+PARTS = {"kernels": "kernels", "compute": "compute", "exchange": "exchange", "layer": "libra"}
 """Columns that are ratios over the ideal, and what was measured for them."""
+KINDS = ("predicted_", "error_")
+"""What the simulator says, and percent of it above what was measured."""
+WINDOW = ("preset", "seq_length", "layout", "heads", "window")
 COLUMNS = (
-    *("preset", "seq_length", "layout", "heads", "kernel", "transport", "window"),
+    *(*WINDOW, "kernel", "transport"),
     *("ulysses_ms", "libra_ms", "speedup", "bound_pairs", "share_pairs", "bound_time"),
-    *("share_time", "ok", "ideal_ms", *PARTS, "chunks", "step_speedup", "step_bound_time"),
-    "libra_imbalance",
+    *("share_time", "ok", "ideal_ms", *PARTS, "hidden", "chunks", "step_speedup"),
+    *("step_bound_time", "libra_imbalance"),
 )
-
-
-def layouts_of(num_workers: int) -> list[str]:
-    """Every P x CP of one pool of all workers, and with CP = 1 every smaller P above 1."""
-    divisors = [n for n in range(1, num_workers + 1) if num_workers % n == 0]
-    whole = [(p, num_workers // p) for p in reversed(divisors)]
-    parts = [(p, 1) for p in divisors[1:-1]]
-    return [f"{p}x{cp}" for p, cp in (*whole, *parts)]
+PREDICTED = tuple(
+    f"{kind}{name}" for name in ("ulysses_ms", "libra_ms", "speedup") for kind in KINDS
+)
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -103,10 +113,11 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             "asked_chunks": args.chunks,
             "load_slack": args.load_slack,
             "token_pairs": args.token_pairs,
+            "cost_model": args.cost_model.name,
         }
 
 
-def measure(world: World, case: Case, seed: int) -> Case:
+def measure(world: World, case: Case, seed: int, model: CostModel) -> Case:
     """One window on this worker."""
     pool_size, cp = map(int, case["layout"].split("x"))
     width = pool_size * cp
@@ -116,23 +127,28 @@ def measure(world: World, case: Case, seed: int) -> Case:
     chosen = {name: case[name] for name in names}
     config = LibraConfig(pool_size=pool_size, chunks=case["asked_chunks"], **chosen)
     runtime = runtime_of(world, config, shape, range(first, first + width))
-    times, pairs, imbalance, chunks = [], [], [], set()
+    turns, predicted, pairs, imbalance, chunks = [], [], [], [], set()
     for plans in microbatches(case, config, world.num_workers // cp, seed + case["window"]):
         mine = {name: pools[first // width] for name, pools in plans.items()}
-        times.append(time_of(mine, runtime, world.worker - first, world, case["repeats"]))
+        turns.append(turns_of(mine, runtime, world.worker - first, world, case["repeats"]))
+        predicted.append([sum(pool_seconds(mine[name], model)) for name in IMPLEMENTATIONS])
         pairs.append(np.concatenate([pool.loads for pool in plans["ulysses"]]).tolist())
         imbalance.append(max(pool.imbalance for pool in plans["libra"]))
         chunks |= {pool.heads.chunks for pool in plans["libra"]}
     base = {"kernel": runtime.kernel.name, "transport": runtime.dispatch.name}
     base["chunks"] = sorted(chunks)
-    return base | summary(world.gather(times), np.array(pairs), max(imbalance))
+    result = summary(world.gather(turns), np.array(pairs))
+    result["libra_imbalance"] = max(imbalance)
+    if case["layout"] == ALONE:
+        result["ok"] = "none"
+    return base | result | prediction(result, np.array(world.gather(predicted)))
 
 
-def time_of(
+def turns_of(
     plans: dict[str, PoolPlan], runtime: PoolRuntime, worker: int, world: World, repeats: int
-) -> dict[str, float]:
-    """Median times of one microbatch on this worker: layers and bare calls, on the same q, k, v and
-    dout. What they need on the device is given back.
+) -> dict[str, list[float]]:
+    """Times of one microbatch on this worker: layers, bare calls and transfers, on the same q, k, v
+    and dout. What they need on the device is given back.
 
     Args:
         plans: of this worker's pool, by implementation.
@@ -141,61 +157,42 @@ def time_of(
     ulysses, libra = (plans[name] for name in IMPLEMENTATIONS)
     base = Layer(ulysses, worker, replace(runtime, config=ulysses.config), world)
     ours = replace(runtime, config=libra.config)
-    alone = without_transfers(ours, world)
-    calls = {
+    mine = libra.worker_plan(worker)
+    calls: dict[str, Any] = {
         "ulysses": base,
         "libra": Layer(libra, worker, ours, world, inputs_of=base),
-        "compute": Layer(libra, worker, alone, world, inputs_of=base),
+        "compute": Layer(libra, worker, without_transfers(ours), world, inputs_of=base),
         "bare": KernelCalls(ulysses.worker_plan(worker), runtime.kernel, world),
-        "kernels": KernelCalls(libra.worker_plan(worker), runtime.kernel, world),
+        "kernels": KernelCalls(mine, runtime.kernel, world),
     }
-    both = {name: call.both for name, call in calls.items()}
+    both: dict[str, Callable[[], Any]] = {name: call.both for name, call in calls.items()}
+    # another pool of this microbatch may exchange something, and all measure the same names
+    moves = libra.traffic_bytes.sum() > libra.traffic_bytes.trace()
+    both["exchange"] = Exchange(mine, ours, world).both if moves else nothing
     measured = alternate(both, world, repeats=repeats, warmup=1, most_s=MOST_S, least=LEAST)
+    if not moves:
+        measured["exchange"] = [0.0] * len(measured["exchange"])
     del both, calls, base
     if world.on_gpu:
         torch.cuda.empty_cache()
-    return medians(measured)
+    return measured
 
 
-def microbatches(
-    case: Case, config: LibraConfig, data_parallel_size: int, seed: int
-) -> Iterator[dict[str, list[PoolPlan]]]:
-    """For each microbatch of a window, the plans of all pools by implementation."""
-    size, count = config.pool_size, case["microbatches"]
-    rows = scaled_rows(case["preset"], case["seq_length"], count * data_parallel_size, seed)
-    order = order_window(rows, pool_size=size, data_parallel_size=data_parallel_size, scope="auto")
-    shape, cp = shape_of(case["heads"]), int(case["layout"].split("x")[1])
-    for number in range(count):
-        start = number * data_parallel_size
-        here = range(start, start + data_parallel_size)
-        orders = {"ulysses": list(here), "libra": [order.order[i] for i in here]}
-        yield {
-            name: [
-                plan_pool(
-                    [rows[i] for i in orders[name][pool : pool + size]],
-                    context_parallel_size=cp,
-                    shape=shape,
-                    config=config if name == "libra" else replace(config, placer="ulysses"),
-                    seq_length=case["seq_length"],
-                )
-                for pool in range(0, data_parallel_size, size)
-            ]
-            for name in IMPLEMENTATIONS
-        }
+def nothing() -> None:
+    """The transfers of a pool in which all stays at home."""
 
 
-def summary(
-    by_worker: Sequence[Sequence[dict[str, float]]], pairs: np.ndarray, imbalance: float
-) -> Case:
+def summary(by_worker: Sequence[Sequence[dict[str, list[float]]]], pairs: np.ndarray) -> Case:
     """Speedups, bounds and breakdown of a window.
 
     Args:
-        by_worker: for each worker and microbatch the median times.
+        by_worker: for each worker and microbatch the turns by name.
         pairs: (microbatches, workers) pairs as ulysses places them.
     """
+    middle = [[medians(one) for one in worker] for worker in by_worker]
     times = {
-        name: np.array([[one[name] for one in worker] for worker in by_worker]).T
-        for name in (*IMPLEMENTATIONS, "compute", "bare", "kernels")
+        name: np.array([[one[name] for one in worker] for worker in middle]).T
+        for name in middle[0][0]
     }
     straggler = {name: float(array.max(axis=1).sum()) for name, array in times.items()}
     ideal = float(times["bare"].mean(axis=1).sum())
@@ -203,6 +200,7 @@ def summary(
     speedup = straggler["ulysses"] / straggler["libra"]
     bound_pairs, bound_time = bound_of(pairs), bound_of(times["bare"])
     shares = speedup / bound_pairs, speedup / bound_time
+    parts = {column: straggler[name] / ideal for column, name in PARTS.items()}
     return {
         **{f"{name}_ms": straggler[name] for name in IMPLEMENTATIONS},
         "speedup": speedup,
@@ -212,14 +210,35 @@ def summary(
         "share_time": shares[1],
         "ok": verdict(min(shares), at_least=LIMIT),
         "ideal_ms": ideal,
-        **{column: straggler[name] / ideal for column, name in PARTS.items()},
+        **{column: part if straggler[PARTS[column]] else "none" for column, part in parts.items()},
+        "hidden": hidden_share(waited(by_worker), straggler["exchange"]),
         "step_speedup": step["ulysses"] / step["libra"],
         "step_bound_pairs": float(pairs.sum(axis=0).max() / pairs.sum(axis=0).mean()),
         "step_bound_time": float(
             times["bare"].sum(axis=0).max() / times["bare"].sum(axis=0).mean()
         ),
-        "libra_imbalance": imbalance,
         "times": {name: array.tolist() for name, array in times.items()},
+    }
+
+
+def waited(by_worker: Sequence[Sequence[dict[str, list[float]]]]) -> float:
+    """Milliseconds of a window that libra's layers take above their compute."""
+    return sum(
+        float(np.median(waited_ms([w["libra"] for w in workers], [w["compute"] for w in workers])))
+        for workers in zip(*by_worker, strict=True)
+    )
+
+
+def prediction(measured: Case, seconds: np.ndarray) -> Case:
+    """What was predicted beside what was measured.
+
+    Args:
+        seconds: (workers, microbatches, implementations) of the worker's pool.
+    """
+    ulysses, libra = (1e3 * seconds.max(axis=0).sum(axis=0)).tolist()
+    found: Case = {"ulysses_ms": ulysses, "libra_ms": libra, "speedup": ulysses / libra}
+    return {f"predicted_{name}": value for name, value in found.items()} | {
+        f"error_{name}": error_percent(value, measured[name]) for name, value in found.items()
     }
 
 
@@ -245,20 +264,26 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, default=None, help="by default the plan's choice")
     parser.add_argument("--load-slack", type=float, default=0.01)
     parser.add_argument("--token-pairs", type=int, default=TOKEN_PAIRS)
+    add_cost_model(parser)
     parser.set_defaults(case_seconds=180)
     args = parser.parse_args()
+    args.cost_model = cost_model_of(args, parser)
     if args.device == "cpu":
         args.heads, args.block_size = ["8q2kv16"], 64
         args.seq_length = [min(512 * 2**i, n) for i, n in enumerate(args.seq_length)]
         args.windows, args.microbatches, args.repeats = 1, 2, 2
     workers = args.workers or (torch.cuda.device_count() if args.device == "cuda" else 2)
     args.layouts = args.layouts or layouts_of(workers)
+    for layout in args.layouts:
+        check_layout(layout, workers, parser)
     job = Job.of("straggler", args, workers)
     job.path.unlink(missing_ok=True)
-    failed = run_cases(
-        partial(measure, seed=args.seed), cases(args), job, line=partial(one_line, columns=COLUMNS)
-    )
-    show(f"straggler speedup over ulysses, {workers} workers", read_rows(job.path), COLUMNS)
+    body = partial(measure, seed=args.seed, model=args.cost_model)
+    line = partial(one_line, columns=(*COLUMNS, *PREDICTED))
+    failed = run_cases(body, cases(args), job, line=line)
+    rows = read_rows(job.path)
+    show(f"straggler speedup over ulysses, {workers} workers", rows, COLUMNS)
+    show("predicted by the simulator", rows, (*WINDOW, "cost_model", *PREDICTED))
     return int(failed > 0)
 
 

@@ -12,13 +12,24 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from bench_common import World
+from numpy.typing import NDArray
 
-__all__ = ["alternate", "count_launches", "host_us", "medians", "peaks"]
+__all__ = [
+    "alternate",
+    "count_launches",
+    "hidden_share",
+    "host_us",
+    "medians",
+    "peaks",
+    "slowest",
+    "waited_ms",
+]
 
 Call = Callable[[], Any]
 HEAD_START_CYCLES = 4_000_000
@@ -91,6 +102,29 @@ def alternate(
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     """The median of every list."""
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
+    """Each turn's slowest worker, of turns by worker."""
+    return [max(turn) for turn in zip(*workers, strict=True)]
+
+
+def waited_ms(
+    layer: Sequence[Sequence[float]], compute: Sequence[Sequence[float]]
+) -> NDArray[np.float64]:
+    """(turns,) what a layer takes above its compute, each of the slowest worker; turns by worker.
+    Of each turn: a drift of both does not touch it."""
+    return np.subtract(slowest(layer), slowest(compute))
+
+
+def hidden_share(waited: float, exchange: float) -> float | str:
+    """1 - waited / exchange: how much of an exchange the compute hides; none where nothing moves.
+
+    Args:
+        waited: milliseconds that a layer takes above its compute.
+        exchange: milliseconds of the same transfers with nothing packed or computed.
+    """
+    return 1 - waited / exchange if exchange > 0 else "none"
 
 
 def host_us(call: Call, world: World, *, repeats: int = 20) -> float:

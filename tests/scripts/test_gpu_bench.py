@@ -5,38 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megatron_libra import LibraConfig, plan_pool
-
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "scripts" / "gpu"
+from tests.scripts.gpu_scripts import dry_run, on_path
 
 
 @pytest.fixture(autouse=True)
 def _scripts_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    yield
-    for path in GPU.glob("bench_*.py"):
-        sys.modules.pop(path.stem, None)
-
-
-def dry_run(script: str, out: Path, *flags: str) -> tuple[str, list[dict]]:
-    """What a benchmark prints, and its JSON lines."""
-    command = [sys.executable, str(GPU / script), "--device", "cpu", "--tiny", "--out", str(out)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, env=environment, timeout=200
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    file = out / f"{script.removeprefix('bench_').removesuffix('.py')}.jsonl"
-    return done.stdout, [json.loads(line) for line in file.read_text().splitlines()]
+    yield from on_path(monkeypatch)
 
 
 @pytest.mark.slow
@@ -63,27 +43,6 @@ def test_an_exchange_is_measured_with_both_settings_of_connections(tmp_path):
     assert all(row["moved_bytes"] > 0 for row in timed)
     assert all(len(row["backward"]["times"]) == 2 for row in timed)
     assert {row["backward_kv"] for row in rows if row["part"] == "memory"} == {"save", "refetch"}
-
-
-@pytest.mark.slow
-def test_a_straggler_has_bounds_of_pairs_and_of_time(tmp_path):
-    flags = ("--presets", "longtail-256k", "--chunks", "2", "--seq-length", "4096", "2048")
-    _, rows = dry_run("bench_straggler.py", tmp_path, *flags)
-    assert [(row["seq_length"], row["layout"]) for row in rows] == [
-        (size, layout) for size in (512, 1024) for layout in ("2x1", "1x2")
-    ]
-    assert rows[0]["bound_pairs"] > 1.2 and rows[1]["bound_pairs"] == 1
-    for row in rows:
-        times = {name: np.array(values) for name, values in row["times"].items()}
-        assert {array.shape for array in times.values()} == {(2, 2)}
-        straggler = {name: array.max(axis=1).sum() for name, array in times.items()}
-        assert row["speedup"] == pytest.approx(straggler["ulysses"] / straggler["libra"])
-        ideal = times["bare"].mean(axis=1).sum()
-        assert row["share_time"] == pytest.approx(row["speedup"] * ideal / straggler["bare"])
-        parts = {"kernels": "kernels", "compute": "compute", "layer": "libra"}
-        for column, name in parts.items():
-            assert row[column] == pytest.approx(straggler[name] / ideal)
-        assert row["chunks"] == [2] and row["ideal_ms"] == pytest.approx(ideal)
 
 
 class Alone:
@@ -148,13 +107,6 @@ def test_hidden_is_what_the_layer_does_not_wait_for():
     uneven = {**slow, "layer": [10.0, 12.0]}
     assert summary([fast, uneven], limit=0.6)["+-"] == pytest.approx(1.25 * 2**0.5 / 2**0.5 / 4)
     assert summary([fast, slow], limit=0.9)["ok"] == "FAIL"
-
-
-def test_layouts_cover_every_factorization():
-    from bench_straggler import layouts_of
-
-    assert layouts_of(2) == ["2x1", "1x2"]
-    assert layouts_of(8) == ["8x1", "4x2", "2x4", "1x8", "2x1", "4x1"]
 
 
 @pytest.mark.parametrize("pairs", [10_000, 3_000_000])
@@ -241,7 +193,7 @@ def leave_rows_out(world, case):
     with signals_alone(runtime):
         stale = layer.forward()
     again = layer.forward()
-    still = Layer(plan, world.worker, without_transfers(runtime, world), world, inputs_of=layer)
+    still = Layer(plan, world.worker, without_transfers(runtime), world, inputs_of=layer)
     alone = [still.forward() for _ in range(2)]
     return {
         "can": copies_rows(runtime),
