@@ -1,13 +1,13 @@
 """Verify the executor on the GPUs of one machine. In: nothing. Out: one JSON line for each pool.
 
-    python scripts/gpu/verify.py [--workers 2] [--transports nccl,symmetric] [--kernel auto]
+    python scripts/gpu/verify.py [--workers 2] [--pool-sizes 1 2] [--kernel auto] [--every 1]
 
 Runs bfloat16 with FlashAttention against float64 dense attention of the same rounded inputs: every
 split of the workers into pool size x context parallel size, head shapes from MHA to MQA with head
 dims 64, 128 and 256, both layouts, all placers, save and refetch; the transports take turns, and
 every third pool goes over each of them, where outputs must have the same bits. Beside it stands
 what the kernel alone makes of the same pool in one call on one GPU. Exits 1 if a pool is above the
-tolerance or if bits differ.
+tolerance or if bits differ. One set of processes for each pool size.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from megatron_libra.plan.worker_plan import Round
 
 SHAPES = ((8, 8, 64), (8, 2, 128), (16, 4, 128), (8, 1, 128), (8, 2, 256))
 """Query heads, kv heads, head dim."""
+TRANSPORTS = ("nccl", "symmetric")
+"""All that there are between GPUs of one host."""
 VARIANTS = (
     {"placer": "home_first", "layout": "zigzag", "backward_kv": "save", "chunks": 2},
     {"placer": "home_first", "layout": "zigzag", "backward_kv": "refetch", "chunks": 4},
@@ -50,11 +52,15 @@ def sequences_of(num_slots: int, num_tokens: int, rng: np.random.Generator) -> l
     return sequences
 
 
+def pool_sizes(num_workers: int) -> list[int]:
+    """P of every P x CP that is the number of workers."""
+    return [p for p in range(1, num_workers + 1) if num_workers % p == 0]
+
+
 def plans(num_workers: int, num_tokens: int) -> Iterator[PoolPlan]:
     """The matrix of pools."""
     rng = np.random.default_rng(0)
-    sizes = [p for p in range(1, num_workers + 1) if num_workers % p == 0]
-    for pool_size, shape, variant in itertools.product(sizes, SHAPES, VARIANTS):
+    for pool_size, shape, variant in itertools.product(pool_sizes(num_workers), SHAPES, VARIANTS):
         query_heads, kv_heads, head_dim = shape
         fields = {"head_split": 2, "chunks": 2, "block_size": num_tokens // 32, **variant}
         yield plan_pool(
@@ -101,6 +107,17 @@ def with_transport(plan: PoolPlan, transport: str, kernel: str) -> PoolPlan:
     return dataclasses.replace(plan, config=config)
 
 
+def runs_of(
+    chosen: list[PoolPlan], transports: list[str], kernel: str
+) -> Iterator[tuple[int, PoolPlan]]:
+    """Number of a pool and its plan on a transport: they take turns, and every third pool goes over
+    each."""
+    for number, plan in enumerate(chosen):
+        for turn in range(len(transports) if number % 3 == 0 else 1):
+            transport = transports[(number + turn) % len(transports)]
+            yield number, with_transport(plan, transport, kernel)
+
+
 def line_of(
     result: Verification, others: list[Verification], inputs: PoolInputs
 ) -> dict[str, object]:
@@ -123,38 +140,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2, help="GPUs to use")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a packed sequence")
-    parser.add_argument("--transports", default="nccl,symmetric", help="to take turns")
+    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="to take turns")
+    parser.add_argument("--pool-sizes", type=int, nargs="+", help="of these; by default all")
     parser.add_argument("--kernel", default="auto", help="attention kernel")
     parser.add_argument("--every", type=int, default=1, help="only every n-th pool of the matrix")
     args = parser.parse_args()
+    unknown = set(args.pool_sizes or ()) - set(pool_sizes(args.workers))
+    if unknown:
+        sys.exit(
+            f"error: pool sizes {sorted(unknown)} must divide the {args.workers} workers; try some "
+            f"of {pool_sizes(args.workers)}."
+        )
     if torch.cuda.device_count() < args.workers:
         sys.exit(
             f"error: {args.workers} workers need as many GPUs, here are "
             f"{torch.cuda.device_count()}; libra verify --device cpu needs none."
         )
-    start, failed = time.monotonic(), 0
-    transports = args.transports.split(",")
+    start, failed, num_runs = time.monotonic(), 0, 0
     made = list(plans(args.workers, args.tokens))[:: args.every]
-    wanted = [
-        (number, transports[(number + turn) % len(transports)], plan)
-        for number, plan in enumerate(made)
-        for turn in range(len(transports) if number % 3 == 0 else 1)
-    ]
-    chosen = [with_transport(plan, transport, args.kernel) for _, transport, plan in wanted]
-    results = verify_plans(chosen, device="cuda")
+    wanted = args.pool_sizes or pool_sizes(args.workers)
+    chosen = [plan for plan in made if plan.config.pool_size in wanted]
+    runs = list(runs_of(chosen, args.transports.split(","), args.kernel))
     inputs = PoolInputs(0, torch.bfloat16, torch.device("cuda"))
-    for _, group in itertools.groupby(
-        zip(wanted, results, strict=True), key=lambda pair: pair[0][0]
-    ):
-        first, *others = (result for _, result in group)
-        line = line_of(first, others, inputs)
-        print(json.dumps(line), flush=True)
-        passed = all(result.passed for result in (first, *others))
-        failed += not (passed and line.get("same_output_bits", True))
+    for _, group in itertools.groupby(runs, key=lambda run: run[1].config.pool_size):
+        numbers, batch = zip(*group, strict=True)
+        num_runs += len(batch)
+        results = zip(numbers, verify_plans(batch, device="cuda"), strict=True)
+        for _, same in itertools.groupby(results, key=lambda pair: pair[0]):
+            first, *others = (result for _, result in same)
+            line = line_of(first, others, inputs)
+            print(json.dumps(line), flush=True)
+            passed = all(result.passed for result in (first, *others))
+            failed += not (passed and line.get("same_output_bits", True))
     seconds = round(time.monotonic() - start)
-    print(
-        json.dumps({"pools": len(made), "runs": len(results), "failed": failed, "seconds": seconds})
-    )
+    last = {"pools": len(chosen), "runs": num_runs, "failed": failed, "seconds": seconds}
+    print(json.dumps(last))
     return int(failed > 0)
 
 
