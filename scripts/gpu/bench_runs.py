@@ -1,4 +1,4 @@
-"""Train scripts/pretrain_gpt.py and read its clock. In: a model, a run. Out: times, losses, pairs.
+"""Train a script and read its clock. In: a model, a run. Out: times, losses, pairs.
 
 The corpus has the document lengths of a preset, scaled; its tokens follow a simple rule with noise,
 so that there is something to learn.
@@ -21,15 +21,17 @@ from pathlib import Path
 import numpy as np
 from bench_alone import KernelCalls
 from bench_common import ROOT, Case, World
+from bench_forwards import PATTERN, read_forwards
+from bench_models import VOCAB_SIZE, Model
 from bench_timing import alternate, medians
 from bench_work import runtime_of, scaled_rows
 
 from megatron_libra import AttentionShape, LibraConfig, plan_pool
 from megatron_libra.data.corpora import CORPORA, LongTail
 
-__all__ = ["CPU_MODEL", "GPU_MODEL", "Model", "Run", "RunFailed", "kernel_rate", "write_corpus"]
+__all__ = ["Run", "RunFailed", "kernel_rate", "write_corpus"]
 
-VOCAB_SIZE, EOD = 257, 256
+EOD = VOCAB_SIZE - 1
 RECORD = re.compile(
     r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): ([0-9.]+).*?lm loss: ([0-9.E+-]+)"
 )
@@ -54,54 +56,6 @@ ON_CPU = ["--libra-cpu", "--distributed-backend", "gloo", "--num-workers", "0"]
 
 class RunFailed(RuntimeError):
     """A training did not end well; the message has the end of its log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A GPT with RMSNorm, SwiGLU and grouped queries."""
-
-    num_layers: int
-    hidden_size: int
-    ffn_size: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-
-    @property
-    def flags(self) -> list[str]:
-        """Megatron's flags."""
-        names = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads")
-        names += ("num-query-groups", "kv-channels")
-        values = (self.num_layers, self.hidden_size, self.ffn_size)
-        values += (self.query_heads, self.kv_heads, self.head_dim)
-        return [f"--{name}={value}" for name, value in zip(names, values, strict=True)]
-
-    @property
-    def shape(self) -> AttentionShape:
-        """Heads of one layer."""
-        return AttentionShape(
-            query_heads=self.query_heads, kv_heads=self.kv_heads, head_dim=self.head_dim
-        )
-
-    @property
-    def dense_flops(self) -> int:
-        """Of one token, forward and backward, all matrix products but attention's."""
-        heads = 2 * (self.query_heads + self.kv_heads) * self.head_dim
-        layer = self.hidden_size * (heads + 3 * self.ffn_size)
-        return 6 * (self.num_layers * layer + self.hidden_size * VOCAB_SIZE)
-
-    @property
-    def attention_flops(self) -> int:
-        """Of one causal pair, forward (4 d h) and backward (2.5 times that), all layers."""
-        return 14 * self.head_dim * self.query_heads * self.num_layers
-
-
-GPU_MODEL = Model(
-    num_layers=8, hidden_size=1024, ffn_size=2816, query_heads=32, kv_heads=4, head_dim=128
-)
-CPU_MODEL = Model(
-    num_layers=2, hidden_size=64, ffn_size=128, query_heads=4, kv_heads=2, head_dim=16
-)
 
 
 def write_corpus(folder: Path, preset: str, seq_length: int, num_tokens: int) -> Path:
@@ -155,6 +109,8 @@ class Run:
     corpus: Path
     libra: tuple[str, ...]
     """--context-parallel-impl and the flags of libra."""
+    script: tuple[str, ...] = ("pretrain_gpt.py",)
+    """In scripts/, and flags of its own."""
     connections: str
     """CUDA_DEVICE_MAX_CONNECTIONS, or unset; Megatron asks for 1 with context parallelism. CUDA has
     several queues with both, for ulysses and libra alike; 1 and --libra-keep-one-queue is one."""
@@ -181,15 +137,17 @@ class Run:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", str(self.gpus), "-m", "megatron_libra.run"),
-            *(str(ROOT / "scripts" / "pretrain_gpt.py"), *COMMON, *self.model.flags),
+            *(str(ROOT / "scripts" / self.script[0]), *self.script[1:]),
+            *(*COMMON, *self.model.flags),
             *(ON_GPU if self.device == "cuda" else ON_CPU),
             *(f"--{name}={value}" for name, value in sizes.items()),
             *self.libra,
         ]
 
     def train(self, out: Path, seconds: float) -> Case:
-        """Train; returns elapsed_ms and losses by iteration, libra's records, and when Megatron had
-        done what before its first iteration, in seconds since the launch.
+        """Train; returns elapsed_ms and losses by iteration, libra's records, the forwards if the
+        script writes them, and when Megatron had done what before its first iteration, in seconds
+        since the launch.
 
         Raises:
             RunFailed: it failed, took longer, or logged fewer iterations.
@@ -197,7 +155,8 @@ class Run:
         folder = out / self.name
         folder.mkdir(parents=True, exist_ok=True)
         telemetry, log = folder / "telemetry.jsonl", folder / "train.log"
-        telemetry.unlink(missing_ok=True)
+        for old in (telemetry, *folder.glob(PATTERN)):
+            old.unlink(missing_ok=True)
         launched = time.time()
         code = self._execute(folder, log, seconds)
         text = log.read_text(errors="replace")
@@ -216,6 +175,7 @@ class Run:
                 for stage, when in STAGE.findall(text)
             },
             "telemetry": [json.loads(line) for line in telemetry.read_text().splitlines()],
+            "forwards": read_forwards(folder),
         }
 
     def _execute(self, folder: Path, log: Path, seconds: float) -> int | None:
@@ -258,14 +218,22 @@ def end(text: str, count: int = 30) -> str:
 
 
 def kernel_rate(world: World, case: Case) -> Case:
-    """Milliseconds of a causal pair in the bare kernel, forward and backward of one layer."""
+    """Milliseconds of a causal pair in the bare kernel, of one layer: forward and backward, and one
+    forward, which recomputing adds."""
     shape = AttentionShape(**case["shape"])
     config = LibraConfig(pool_size=1, kernel=case["kernel"])
     runtime = runtime_of(world, config, shape)
-    total_ms, total_pairs = 0.0, 0
+    total_ms, total_pairs = {"both": 0.0, "forward": 0.0}, 0
     for row in scaled_rows(case["preset"], case["seq_length"], 4, seed=0):
         plan = plan_pool([row], context_parallel_size=1, shape=shape, config=config)
         calls = KernelCalls(plan.worker_plan(0), runtime.kernel, world)
-        total_ms += medians(alternate({"both": calls.both}, world, repeats=3))["both"]
+        found = medians(
+            alternate({name: getattr(calls, name) for name in total_ms}, world, repeats=3)
+        )
+        total_ms = {name: ms + found[name] for name, ms in total_ms.items()}
         total_pairs += int(plan.loads.sum())
-    return {"kernel": runtime.kernel.name, "ms_per_pair": total_ms / total_pairs}
+    return {
+        "kernel": runtime.kernel.name,
+        "ms_per_pair": total_ms["both"] / total_pairs,
+        "forward_ms_per_pair": total_ms["forward"] / total_pairs,
+    }

@@ -1,14 +1,17 @@
 """Several GPUs, end to end: tokens per second of libra over ulysses in scripts/pretrain_gpt.py.
 
-    python scripts/gpu/bench_train.py [--gpus N] [--context-parallel CP] [--kernel fa4] ...
+    python scripts/gpu/bench_train.py [--gpus N] [--context-parallel CP] [--model dense] ...
 
-A GPT whose attention is most of the work, on a synthetic corpus with the long tail of a preset,
-scaled to --seq-length tokens a pack; DP = N / CP, one pool of all replicas. Runs alternate; the
-first iterations of each are left out. Both see the same sequences in every step.
+A GPT (bench_models.py), by default one whose attention is most of the work, on a synthetic corpus
+with the long tail of a preset, scaled to --seq-length tokens a pack; DP = N / CP, one pool of all
+replicas. Runs alternate; the first iterations of each are left out. Both see the same sequences in
+every step.
 
 tokens_s        tokens of the iterations over the sum of their times, median of the runs
-share_flops     of attention in forward and backward, on the mean worker
-share_time      of libra's iterations: pairs times what the bare kernel needs for one, measured
+share_flops     of attention, on the mean worker; what is recomputed counts, experts that a token
+                does not use do not
+share_time      of libra's iterations: pairs times what the bare kernel needs for one, measured,
+                with a second forward where layers are recomputed
 bound_flops     iterations with the heaviest worker's attention over those with the mean worker's
 bound_time      ulysses' measured time over the same without what its heaviest worker computes above
                 the mean: what perfect balance at no cost would give
@@ -36,11 +39,14 @@ from bench_common import (
     run_cases,
     show,
 )
-from bench_runs import CPU_MODEL, GPU_MODEL, Model, Run, kernel_rate, write_corpus
+from bench_models import MODELS, Model
+from bench_runs import Run, kernel_rate, write_corpus
 
 from megatron_libra.data.corpora import CORPORA
 
 IMPLEMENTATIONS = ("ulysses", "libra")
+Layout = tuple[int, int, int]
+"""Data, context and pipeline parallel size."""
 COLUMNS = (
     *("dp", "cp", "pp", "pool", "kernel", "transport", "seq_length", "ulysses_tokens_s"),
     *("libra_tokens_s", "speedup", "bound_time", "bound_flops", "share_time", "share_flops"),
@@ -57,9 +63,10 @@ def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
     parser.add_argument("--microbatches", type=int, default=2, help="of a replica in a step")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=GPU_MODEL.num_layers)
-    parser.add_argument("--hidden", type=int, default=GPU_MODEL.hidden_size)
-    parser.add_argument("--ffn", type=int, default=GPU_MODEL.ffn_size)
+    parser.add_argument("--model", choices=MODELS, default="small", help="see bench_models.py")
+    parser.add_argument("--layers", type=int, help="instead of the model's")
+    parser.add_argument("--hidden", type=int, help="the same")
+    parser.add_argument("--ffn", type=int, help="the same, of the MLP or of each expert")
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--block-size", type=int, default=1024)
@@ -81,23 +88,28 @@ def settle(args: argparse.Namespace) -> Model:
     """Fill in what depends on other flags; returns the model."""
     if args.gpus is None:
         args.gpus = torch.cuda.device_count() if args.device == "cuda" else 2
+    args.out = args.out.resolve()  # trainings run in the repository's root
     if args.tiny:
         args.seq_length, args.iterations, args.warmup, args.block_size = 512, 2, 1, 64
-    if args.device == "cuda":
-        return replace(
-            GPU_MODEL, num_layers=args.layers, hidden_size=args.hidden, ffn_size=args.ffn
-        )
-    args.kernel, args.transport = "reference", "gloo"
-    return CPU_MODEL
+    model = MODELS[args.model]
+    if args.device == "cpu":
+        args.kernel, args.transport, model = "reference", "gloo", model.tiny
+    given = {"num_layers": args.layers, "hidden_size": args.hidden, "ffn_size": args.ffn}
+    return replace(model, **{name: size for name, size in given.items() if size is not None})
 
 
 def run_of(
-    args: argparse.Namespace, model: Model, implementation: str, *, layout: tuple[int, int, int]
+    args: argparse.Namespace,
+    model: Model,
+    implementation: str,
+    *,
+    layout: Layout,
+    cost_model: str | None = None,
 ) -> Run:
     """A run of an implementation.
 
     Args:
-        layout: data, context and pipeline parallel size.
+        cost_model: given, forwards are timed and predicted (pretrain_timed.py).
     """
     data, context, pipeline = layout
     steps, batch = args.warmup + args.iterations, args.microbatches * pipeline * data
@@ -112,8 +124,11 @@ def run_of(
         "libra-kernel": args.kernel,
         "libra-transport": args.transport,
     }
+    name = f"{implementation}-dp{data}-cp{context}-pp{pipeline}"
+    timed = ("gpu/pretrain_timed.py", f"--forwards={args.out / name}", f"--cost-model={cost_model}")
     return Run(
-        name=f"{implementation}-dp{data}-cp{context}-pp{pipeline}",
+        name=name,
+        script=("pretrain_gpt.py",) if cost_model is None else timed,
         model=model,
         gpus=data * context * pipeline,
         context_parallel=context,
@@ -129,9 +144,16 @@ def run_of(
 
 
 def train_both(
-    args: argparse.Namespace, model: Model, job: Job, *, layout: tuple[int, int, int], turns: int
+    args: argparse.Namespace,
+    model: Model,
+    job: Job,
+    *,
+    layout: Layout,
+    turns: int,
+    cost_model: str | None = None,
 ) -> dict[str, list[Case]]:
-    """Runs of both implementations in turn; one that fails is printed and left out."""
+    """Runs of both implementations in turn; one that fails is printed and left out. Arguments are
+    those of run_of."""
     done: dict[str, list[Case]] = {name: [] for name in IMPLEMENTATIONS}
     for turn in range(turns):
         for name in IMPLEMENTATIONS:
@@ -139,7 +161,7 @@ def train_both(
             if left <= 0:
                 print(f"{name}, turn {turn}: no time left", flush=True)
                 continue
-            run = run_of(args, model, name, layout=layout)
+            run = run_of(args, model, name, layout=layout, cost_model=cost_model)
             try:
                 record = run.train(args.out, left)
             except Exception:
@@ -190,7 +212,7 @@ def compare(
     done: dict[str, list[Case]],
     rate: Case,
     *,
-    layout: tuple[int, int, int],
+    layout: Layout,
 ) -> Case:
     """Speedup, shares and bounds of a layout; needs a run of each implementation."""
     data, context, pipeline = layout
@@ -217,7 +239,8 @@ def compare(
         "runs": [len(done[name]) for name in IMPLEMENTATIONS],
     }
     if "ms_per_pair" in rate and pipeline == 1:
-        ms = rate["ms_per_pair"] * model.num_layers
+        again = rate["forward_ms_per_pair"] * (model.num_forwards - 1)
+        ms = (rate["ms_per_pair"] + again) * model.num_layers
         ulysses_ms = statistics.median(r["ms"] for r in done["ulysses"])
         libra_ms = statistics.median(r["ms"] for r in done["libra"])
         result["share_time"] = mean * ms / libra_ms

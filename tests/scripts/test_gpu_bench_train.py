@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "scripts" / "gpu"
+from tests.scripts.gpu_scripts import dry_run, on_path
 
 
 @pytest.fixture(autouse=True)
 def _scripts_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    yield
-    for path in GPU.glob("bench_*.py"):
-        sys.modules.pop(path.stem, None)
+    yield from on_path(monkeypatch)
 
 
 @pytest.mark.slow
-def test_both_are_trained_and_compared(tmp_path):
-    command = [sys.executable, str(GPU / "bench_train.py"), "--device", "cpu", "--tiny"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True, env=environment,
-        timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_both_are_trained_and_compared(tmp_path, name):
+    text, rows = dry_run("bench_train.py", tmp_path, "--model", name)
     assert [row.get("run") for row in rows] == [
         *("ulysses-dp2-cp1-pp1", "libra-dp2-cp1-pp1"), None
     ]  # fmt: skip
@@ -42,7 +29,13 @@ def test_both_are_trained_and_compared(tmp_path):
         stages = list(row["startup_s"].values())
         assert len(stages) > 3 and stages[0] > 0 and stages == sorted(stages)
         assert stages[-1] + sum(row["elapsed_ms"]) / 1e3 < row["wall_s"]
-    assert done.stdout.count("s before its iterations") == 2
+    assert text.count("s before its iterations") == 2
+    log = (tmp_path / rows[0]["run"] / "train.log").read_text()
+    shown = dict(re.findall(r"(num_experts|recompute_granularity|moe_grouped_gemm) \.+ (\w+)", log))
+    experts = "4" if name == "moe" else "None"
+    assert shown == {
+        "num_experts": experts, "recompute_granularity": "full", "moe_grouped_gemm": "False"
+    }  # fmt: skip
     compared = rows[2]
     assert compared["max_loss_difference"] < 1e-4
     assert compared["speedup"] == pytest.approx(rows[1]["tokens_s"] / rows[0]["tokens_s"])
@@ -56,36 +49,81 @@ def job_of(elapsed_ms: float, heaviest: int) -> dict:
 
 
 def test_the_bound_is_ulysses_without_what_is_above_the_mean():
-    from bench_runs import CPU_MODEL
+    from bench_models import MODELS
     from bench_train import compare
 
+    model = MODELS["small"].tiny
     args = SimpleNamespace(warmup=0, microbatches=2, seq_length=100, kernel="a", transport="b")
     done = {"ulysses": [job_of(30.0, 1500)], "libra": [job_of(25.0, 1010)]}
-    found = compare(args, CPU_MODEL, done, {"ms_per_pair": 0.005}, layout=(2, 1, 1))
+    rate = {"ms_per_pair": 0.005, "forward_ms_per_pair": 0.001}
+    found = compare(args, model, done, rate, layout=(2, 1, 1))
     # two layers of 0.005 ms a pair: the heaviest waits 5 ms above the mean, the mean computes 10
     assert found["bound_time"] == pytest.approx(30 / 25)
     assert found["share_time"] == pytest.approx(10 / 25)
     assert found["speedup"] == pytest.approx(30 / 25)
-    dense, pair = 200 * CPU_MODEL.dense_flops, CPU_MODEL.attention_flops
+    dense, pair = 200 * model.dense_flops, model.attention_flops
     assert found["bound_flops"] == pytest.approx((dense + 1500 * pair) / (dense + 1000 * pair))
+    # a second forward: 0.006 ms a pair
+    again = compare(args, replace(model, recompute=True), done, rate, layout=(2, 1, 1))
+    assert again["share_time"] == pytest.approx(12 / 25)
+    assert again["bound_time"] == pytest.approx(30 / 24)
 
 
-def test_flops_of_a_model():
-    from bench_runs import CPU_MODEL
+def test_flops_and_parameters_of_a_model():
+    """By hand: qkv and output 64 x (4 + 2 * 2 + 4) * 16, swiglu 3 x 64 x 128, two vocabularies."""
+    from bench_models import MODELS
 
-    # by hand: qkv and output 64 x (4 + 2 * 2 + 4) * 16, swiglu 3 x 64 x 128, output layer
-    assert CPU_MODEL.dense_flops == 6 * (2 * (64 * 12 * 16 + 3 * 64 * 128) + 64 * 257)
-    assert CPU_MODEL.attention_flops == 2 * (4 * 16 * 4) * 7 // 2
+    heads, mlp, vocabulary = 64 * 12 * 16, 3 * 64 * 128, 64 * 257
+    small, dense, moe = (MODELS[name].tiny for name in ("small", "dense", "moe"))
+    assert small.num_parameters == 2 * (heads + mlp) + 2 * vocabulary
+    assert small.dense_flops == 6 * (2 * (heads + mlp) + vocabulary)
+    assert small.attention_flops == 2 * (4 * 16 * 4) * 7 // 2
+    # recomputed: every layer's forward twice, the output layer's once
+    assert dense.num_parameters == small.num_parameters
+    assert dense.dense_flops == 8 * 2 * (heads + mlp) + 6 * vocabulary
+    assert dense.attention_flops == 2 * (4 * 16 * 4) * 9 // 2
+    # four experts of which a token uses two, and a router
+    assert moe.num_parameters == 2 * (heads + 4 * mlp + 64 * 4) + 2 * vocabulary
+    assert moe.dense_flops == 8 * 2 * (heads + 2 * mlp + 64 * 4) + 6 * vocabulary
+    assert moe.attention_flops == dense.attention_flops
 
 
-def test_the_benchmark_s_attention_is_most_of_the_work():
-    from bench_runs import GPU_MODEL
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_the_large_models_have_1_to_3_billion_parameters_and_fit(name):
+    from bench_models import MODELS
+
+    model = MODELS[name]
+    assert 1e9 < model.num_parameters < 3e9
+    assert (model.query_heads, model.kv_heads, model.head_dim) == (32, 4, 128)
+    # weights, gradients, Adam; inputs of layers at 131,072 tokens: what the docstring says
+    state = 18 * model.num_parameters / 2**30
+    inputs = 131072 * 2 * model.hidden_size * model.num_layers / 2**30
+    expected = {"dense": (18, 10), "moe": (24, 8)}
+    assert (round(state), round(inputs)) == expected[name]
+
+
+def test_the_default_s_attention_is_most_of_the_work():
+    from bench_models import MODELS
     from bench_work import scaled_rows
 
     rows = scaled_rows("longtail-256k", 65536, 200, seed=0)
     pairs = np.mean([sum(n * (n + 1) // 2 for n in row) for row in rows])
-    attention = pairs * GPU_MODEL.attention_flops
-    assert attention / (attention + 65536 * GPU_MODEL.dense_flops) > 0.6
+    attention = pairs * MODELS["small"].attention_flops
+    assert attention / (attention + 65536 * MODELS["small"].dense_flops) > 0.6
+
+
+def test_sizes_on_the_command_line_replace_a_model_s():
+    from bench_models import MODELS
+    from bench_train import flags, settle
+
+    def model_of(*words: str):
+        return settle(flags("", 1).parse_args(["--gpus", "2", *words]))
+
+    assert model_of() == MODELS["small"]
+    given = model_of("--model", "moe", "--layers", "3", "--ffn", "640")
+    assert given == replace(MODELS["moe"], num_layers=3, ffn_size=640)
+    tiny = model_of("--device", "cpu", "--model", "dense", "--hidden", "128")
+    assert tiny == replace(MODELS["dense"].tiny, hidden_size=128) and tiny.recompute
 
 
 def test_documents_count_in_steps_and_end():
@@ -102,27 +140,15 @@ def test_documents_count_in_steps_and_end():
     assert not np.array_equal(made[2][:20], made[3][:20])
 
 
-def test_efficiency_is_of_a_gpu_over_dp_1():
-    from bench_scaling import per_gpu, sizes, spread
-
-    sides = {"ulysses_tokens_s": 60.0, "libra_tokens_s": 90.0}
-    base = {"ulysses_tokens_s_gpu": 20.0, "libra_tokens_s_gpu": 25.0}
-    found = per_gpu({"dp": 2, "cp": 2, "pp": 1, **sides}, base)
-    assert (found["ulysses_tokens_s_gpu"], found["libra_tokens_s_gpu"]) == (15, 22.5)
-    assert (found["ulysses_efficiency"], found["libra_efficiency"]) == (0.75, 0.9)
-    assert (sizes(1), sizes(6), sizes(8)) == ([1], [1, 2, 4], [1, 2, 4, 8])
-    records = [{"inter_pool_imbalance": 0.5}, {"inter_pool_imbalance": 0.1}]
-    assert spread(records) == pytest.approx(1.3)
-
-
 def test_a_training_that_fails_shows_the_end_of_its_log(tmp_path, monkeypatch):
     import bench_runs
+    from bench_models import MODELS
 
     monkeypatch.setattr(
         bench_runs.Run, "command", lambda self, folder: ["sh", "-c", "echo the reason; exit 3"]
     )
     run = bench_runs.Run(
-        name="x", model=bench_runs.CPU_MODEL, gpus=1, context_parallel=1, pipeline_parallel=1,
+        name="x", model=MODELS["small"].tiny, gpus=1, context_parallel=1, pipeline_parallel=1,
         global_batch=1, seq_length=8, iterations=1, device="cpu", corpus=tmp_path, libra=(),
         connections="1",
     )  # fmt: skip
