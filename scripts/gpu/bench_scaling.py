@@ -45,12 +45,14 @@ from bench_train import (
 )
 
 SCALING_COLUMNS = (
-    *("dp", "cp", "ulysses_tokens_s_gpu", "ulysses_efficiency", "ulysses_predicted_efficiency"),
+    *("name", "seq_length", "dp", "cp"),
+    *("ulysses_tokens_s_gpu", "ulysses_efficiency", "ulysses_predicted_efficiency"),
     *("libra_tokens_s_gpu", "libra_efficiency", "libra_predicted_efficiency", "speedup"),
     *("predicted_speedup", "error_speedup", "bound_time", "bound_flops", "max_loss_difference"),
 )
 PIPELINE_COLUMNS = (
-    *("dp", "cp", "pp", "ulysses_work_spread", "libra_work_spread", "ulysses_forward_spread"),
+    *("name", "seq_length", "dp", "cp", "pp"),
+    *("ulysses_work_spread", "libra_work_spread", "ulysses_forward_spread"),
     *("libra_forward_spread", "ulysses_tokens_s", "libra_tokens_s", "speedup"),
     *("predicted_speedup", "error_speedup", "max_loss_difference"),
 )
@@ -157,8 +159,8 @@ def measure(
     if not all(done.values()):
         return None
     result = compare(args, model, done, rate, layout=layout)
-    result |= {"model": asdict(model), "preset": args.preset, "microbatches": args.microbatches}
-    result["cost_model"] = args.cost_model
+    result |= {"name": args.model, "model": asdict(model), "preset": args.preset}
+    result |= {"microbatches": args.microbatches, "cost_model": args.cost_model}
     result |= per_gpu(result, None)
     base = result if layout == (1, layout[1], 1) else base_of(read_rows(job.path), result)
     result |= spreads(done, args.warmup)

@@ -46,6 +46,64 @@ def test_layouts_are_trained_timed_and_predicted(tmp_path):
     assert text.count("the times mean nothing") == 3
 
 
+class FakeEvent:
+    """A CUDA event on a clock of its own: each record is 3 ms behind the last."""
+
+    made: list = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.made.append(self)
+        self.ms = 3.0 * len(self.made)
+
+    def elapsed_time(self, other) -> float:
+        return other.ms - self.ms
+
+
+def test_events_are_read_when_training_is_over(monkeypatch):
+    """Two steps of two microbatches on a rank that predicts: its pool's first worker."""
+    import pretrain_timed
+    import torch
+
+    from megatron_libra import AttentionShape, LibraConfig, plan_pool
+    from megatron_libra.simulator.calibration import built_in
+
+    waits = []
+    monkeypatch.setattr(FakeEvent, "made", [])
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(FakeEvent.made)))
+    plan = plan_pool(
+        [[900], [300, 200]], context_parallel_size=1, config=LibraConfig(pool_size=2),
+        shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=128), seq_length=1024,
+    )  # fmt: skip
+
+    def record_of(**place: int) -> dict:
+        monkeypatch.setattr(pretrain_timed, "place", lambda: place)
+
+        def forward_step(*, current_microbatch: int) -> str:
+            forwards.keep(plan)
+            return "out"
+
+        forwards = pretrain_timed.Forwards(forward_step, on_gpu=True)
+        for number in (0, 1, 0, 1):
+            assert forwards(current_microbatch=number) == "out"
+        assert not waits
+        record = forwards.record(built_in("h200-fa4"))
+        assert len(waits) == 1
+        waits.clear()
+        return record
+
+    found = record_of(stage=0, replica=2, context=0)
+    assert found["forward_ms"] == [[3, 3], [3, 3]] and found["replica"] == 2
+    assert np.array(found["attention_s"]).shape == (2, 2, 2)
+    assert (np.array(found["attention_s"]) > 0).all()
+    for place in ({"stage": 1}, {"replica": 1}, {"context": 1}):
+        others = {"stage": 0, "replica": 0, "context": 0} | place
+        assert record_of(**others)["attention_s"] is None
+
+
 def rank_of(stage: int, replica: int, context: int, forward_ms: list, attention_s=None) -> dict:
     """What a rank of pretrain_timed.py writes."""
     return {
