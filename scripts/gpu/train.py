@@ -3,9 +3,9 @@
     python scripts/gpu/train.py [--gpus 2] [--out gpu_out]
 
 A GPT of 4 layers (8 query heads and 2 kv heads of 128) in bfloat16 on the corpus of the quickstart,
-packs of 32,768 tokens, 20 iterations: once with all GPUs as data parallel replicas (one pool of
-all), once with all as one context parallel group. The largest difference of a step's loss must be
-within 6.5e-4. One more run of each watches for device syncs of libra's own.
+packs of 32,768 tokens, two a GPU and step, 20 iterations: once with all GPUs as data parallel
+replicas (one pool of all), once with all as one context parallel group. The largest difference of a
+step's loss must be within 6.5e-4. One more run of each watches for device syncs of libra's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODEL = shlex.split("""
 --normalization RMSNorm --swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0
 --untie-embeddings-and-output-weights --seq-length 32768 --max-position-embeddings 32768
 --tokenizer-type NullTokenizer --vocab-size 257 --dataloader-inter-document-masking --split 100,0,0
---micro-batch-size 1 --global-batch-size 4 --train-iters 20 --eval-iters 0 --eval-interval 1000
+--micro-batch-size 1 --train-iters 20 --eval-iters 0 --eval-interval 1000
 --log-interval 1 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-warmup-iters 2 --clip-grad 1.0
 --calculate-per-token-loss --seed 1234 --bf16 --use-distributed-optimizer --transformer-impl local
 --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion
@@ -41,7 +41,8 @@ MODEL = shlex.split("""
 def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[int, float]:
     """Train once; returns the loss of every iteration."""
     log = out / f"{name}.log"
-    words = [*MODEL, "--data-path", str(out / "corpus"), "--data-cache-path", str(out / "cache")]
+    words = [*MODEL, "--global-batch-size", str(2 * gpus)]
+    words += ["--data-path", str(out / "corpus"), "--data-cache-path", str(out / "cache")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
     command += ["--standalone", "-m", "megatron_libra.run", str(ROOT / "scripts" / script), *words]
     # Megatron wants this variable for context parallelism on GPUs before Blackwell

@@ -11,6 +11,8 @@ import pytest
 
 from tests.scripts.gpu_scripts import dry_run, on_path
 
+FLAGS = ("--nproc-per-node", "--global-batch-size", "--num-attention-heads")
+
 
 @pytest.fixture(autouse=True)
 def _scripts_on_path(monkeypatch):
@@ -157,3 +159,22 @@ def test_a_training_that_fails_shows_the_end_of_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_runs.Run, "command", lambda self, folder: ["sleep", "100"])
     with pytest.raises(bench_runs.RunFailed, match="took too long"):
         run.train(tmp_path, 0.1)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_every_number_of_gpus_divides_the_batch_of_the_loss_comparison(tmp_path, monkeypatch, gpus):
+    """As replicas and as one context parallel group, whose heads ulysses shares out."""
+    import train
+
+    commands = []
+
+    def pretend(command, **options):
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(train.subprocess, "run", pretend)
+    train.run("x", gpus, [], tmp_path, "pretrain_gpt.py")
+    (words,) = commands
+    value = {flag: int(words[words.index(flag) + 1]) for flag in words if flag in FLAGS}
+    assert value["--nproc-per-node"] == gpus and value["--global-batch-size"] == 2 * gpus
+    assert value["--num-attention-heads"] % gpus == 0
