@@ -171,9 +171,12 @@ class PlanCoordinator:
 
     def _break(self, error: Exception) -> None:
         """After this no plan comes any more: ranks may be out of step."""
-        known = isinstance(error, PlanError)
+        broken = error
+        if not isinstance(error, PlanError):
+            broken = PlanError(f"the plan group failed: {error!r}")  # some have no text
+            broken.__cause__ = error
         with self._changed:
-            self._broken = error if known else PlanError(f"the plan group failed: {error}")
+            self._broken = broken
             self._changed.notify_all()
 
     def _exchange(self, key: Hashable, sequences: Sequences | None) -> PoolPlan:
@@ -185,9 +188,11 @@ class PlanCoordinator:
         plan = _decode(body) if kind == b"P" else None
         if self._group is not None:
             self._compare(key, "" if plan is None else plan.digest, self._group)
-        if plan is None:
-            raise (ValueError if kind == b"V" else PlanError)(body.decode(errors="replace"))
-        return plan
+        if plan is not None:
+            return plan
+        if kind == b"P":  # of one rank alone, or of all alike: their digests do not differ
+            raise PlanError(f"plan {key!r} cannot be read; see the log above for the reason.")
+        raise (ValueError if kind == b"V" else PlanError)(body.decode(errors="replace"))
 
     def _ask_planner(self, sequences: Sequences | None) -> bytes:
         """A kind (P plan, V ValueError, E error) and a body; errors must reach every rank too."""
@@ -201,6 +206,9 @@ class PlanCoordinator:
             return b"V" + str(error).encode()
         except PlanError as error:
             return b"E" + str(error).encode()
+        except Exception as error:
+            logger.exception("the planner cannot be asked")
+            return b"E" + f"the planner cannot be asked ({error!r})".encode()
 
     def _compare(self, key: Hashable, digest: str, group: dist.ProcessGroup) -> None:
         """Raise PlanError unless all ranks hold the same key, settings and plan. Collective."""

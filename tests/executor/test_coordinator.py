@@ -12,18 +12,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from megatron_libra.config import AttentionShape, LibraConfig
-from megatron_libra.executor import local
+from megatron_libra.executor import coordinator, local
 from megatron_libra.executor.coordinator import PlanCoordinator, ReadyPlan
 from megatron_libra.executor.local import WorkerFailed
-from megatron_libra.executor.plan_index import index_plan
+from megatron_libra.executor.plan_index import PlanIndex, index_plan
 from megatron_libra.executor.plan_server import COMMAND, PACKAGE_ROOT, PlanServer, PlanSettings
 from megatron_libra.plan.errors import PlanError
 from megatron_libra.plan.pool_plan import PoolPlan, plan_pool
+from megatron_libra.plan.worker_plan import WorkerPlan
 from tests.helpers.distributed import world
 
 TIMEOUT_S = 20.0
@@ -35,6 +37,7 @@ SETTINGS = PlanSettings(
     seq_length=64,
 )
 POOLS = ([[64], [20, 1]], [[3, 4, 5], []], [[60], [50]])
+BAD_POOLS: dict[str, Any] = {"bad lengths": [[65], []], "no lists": [5, 6]}
 
 
 def expected(sequences: list[list[int]]) -> str:
@@ -172,11 +175,11 @@ def faulty(fault: str) -> tuple[str, float]:
         os.kill(coordinator._server.pid, signal.SIGKILL)
     if fault == "plan changed" and wrong:
         change_received_plans()
-    if fault == "plan unreadable" and wrong:
+    if fault == "plan unreadable" and wrong or fault == "plan unreadable everywhere":
         PoolPlan.from_bytes = staticmethod(lambda data: 1 / 0)
     key = "other" if fault == "key" and wrong else "asked"
     if not (fault == "not requested" and wrong):
-        coordinator.request(key, POOLS[0] if fault != "bad lengths" else [[65], []])
+        coordinator.request(key, BAD_POOLS.get(fault, POOLS[0]))
     if fault == "rank gone" and wrong:
         os._exit(0)
     seen = outcome(coordinator, key)
@@ -200,6 +203,8 @@ def change_received_plans() -> None:
 EVERY_RANK = {
     "planner killed": r"PlanError: the planner process \d+ died \(killed by SIGKILL\); restart",
     "bad lengths": r"ValueError: sequences\[0\] sums to 65 tokens",
+    "no lists": r"PlanError: the planner cannot be asked \(TypeError\(.*int.*\)\)",
+    "plan unreadable everywhere": r"PlanError: plan 'asked' cannot be read; see the log",
     "key": r"PlanError: .*ranks differ in the key \(rank 0: 'asked', rank 1: 'other'\); every rank",
     "settings": r"PlanError: .*ranks differ in the settings \(rank 0: \w+, rank 1: \w+\)",
     "plan changed": r"PlanError: .*ranks differ in the digest \(rank 0: \w+, rank 1: \w+\)",
@@ -223,6 +228,22 @@ def test_a_plan_that_a_rank_did_not_request() -> None:
     (waiting, waited_s), (forgot, at_once_s) = world(faulty, 2, "not requested")
     assert "plan 'asked' did not come within 1 s (plan_timeout_s)" in waiting and waited_s >= 1
     assert "plan 'asked' was never requested on this rank" in forgot and at_once_s < 1
+
+
+def test_a_fault_behind_the_exchange_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error may have no text of its own; its trace is kept."""
+
+    def fail(plan: WorkerPlan) -> PlanIndex:
+        raise MemoryError
+
+    monkeypatch.setattr(coordinator, "index_plan", fail)
+    plans = PlanCoordinator(None, SETTINGS, worker=0)
+    plans.request(0, POOLS[0])
+    with pytest.raises(PlanError, match="MemoryError") as error:
+        plans.take(0)
+    plans.close()
+    assert error.value.__cause__ is not None
+    assert isinstance(error.value.__cause__.__cause__, MemoryError)
 
 
 def rank_gone() -> None:
