@@ -30,6 +30,8 @@ from megatron_libra.plan.layout import TokenLayout
 
 __all__ = ["BatchSplitter", "LocalBatch", "local_positions", "local_ranges"]
 
+SHOWN = 6
+"""Boundaries in an error."""
 _DTYPES = {"tokens": torch.int64, "labels": torch.int64, "loss_mask": torch.float32}
 
 
@@ -173,15 +175,22 @@ def _boundaries(lengths: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _check_lengths(planned: PlannedBatch, slot: int) -> None:
-    """The loader's cu_seqlens, on the host, against the plan's; repeats at the end are fine."""
+    """The loader's cu_seqlens, on the host, against the plan's. Behind the last sample they may
+    repeat its end or be L: padding."""
     assert planned.batch is not None
-    lengths = planned.plan.sequences[slot]
-    expected = _boundaries(lengths)
-    found = planned.batch["cu_seqlens"][0, : len(expected)].numpy()
-    if not np.array_equal(found, expected):
+    expected = _boundaries(planned.plan.sequences[slot])
+    given = planned.batch["cu_seqlens"][0].numpy()
+    found, behind = given[: len(expected)], given[len(expected) :]
+    more = (behind > expected[-1]) & (behind < planned.plan.seq_length)
+    if more.any() or not np.array_equal(found, expected):
         raise PlanError(
             f"microbatch {planned.index} of {planned.stream}: the data loader cut samples at "
-            f"{found[:6].tolist()}..., the plan at {expected[:6].tolist()}...; the lengths do "
-            "not belong "
-            "to this data (stale sidecar or another sample order)."
+            f"{_shown(given)}, the plan at {_shown(expected)}; the lengths do not belong to this "
+            "data (stale sidecar or another sample order)."
         )
+
+
+def _shown(boundaries: NDArray[Any]) -> str:
+    """The first of them."""
+    listed = ", ".join(map(str, boundaries[:SHOWN].tolist()))
+    return f"[{listed}, ...]" if len(boundaries) > SHOWN else f"[{listed}]"

@@ -66,9 +66,20 @@ def split(
     has_loss: bool = False,
 ) -> tuple[dict[str, list[Any] | None], list[int], int]:
     """Tensors by name, boundaries, longest sample; lengths are the loader's, None without data."""
+    data = None if lengths is None else batch(lengths)
+    return split_batch(worker, data, plan, embeds, has_loss)
+
+
+def split_batch(
+    worker: int,
+    data: dict[str, torch.Tensor] | None,
+    plan: PoolPlan,
+    embeds: bool = False,
+    has_loss: bool = False,
+) -> tuple[dict[str, list[Any] | None], list[int], int]:
+    """The same, of what the loader yields."""
     from megatron_libra.integration.plan_stream import PlannedBatch
 
-    data = None if lengths is None else batch(lengths)
     planned = PlannedBatch("train", 0, plan, index_plan(plan.worker_plan(worker)), data)
     made = splitter(worker).split(planned, embeds=embeds, has_loss=has_loss)
     names = ("tokens", "labels", "loss_mask", "position_ids")
@@ -112,6 +123,8 @@ def fault(kind: str) -> str:
     with pytest.raises(PlanError) as error:
         if kind == "other data":
             split(0, (4, 4, 7, 1), small_plan(), True, True)
+        elif kind == "more data":
+            split(0, (5, 3, 7, 1), small_plan(((5, 3), ())), True, True)
         else:
             split(0, None, small_plan(), True, False)
     return str(error.value)
@@ -119,7 +132,27 @@ def fault(kind: str) -> str:
 
 def test_other_data_than_the_plan_s_is_an_error() -> None:
     message = call(fault, "other data")
-    assert "microbatch 0 of train" in message and "[0, 4, 8, 15, 16]" in message
+    assert "microbatch 0 of train" in message and "[0, 4, 8, 15, 16, 16, ...]" in message
+
+
+def test_samples_behind_the_plan_s_last_are_an_error() -> None:
+    """They would be taken for padding: attention zero, and a loss that nobody doubts."""
+    message = call(fault, "more data")
+    assert "[0, 5, 8, 15, 16" in message and "the plan at [0, 5, 8]" in message
+
+
+def padding_tails() -> list[list[int]]:
+    """Boundaries as given to the model; the loader fills up with L, or with the last boundary."""
+    plan, made = small_plan(((5, 3), ())), []
+    for fill in (16, 8):
+        data = batch((5, 3))
+        data["cu_seqlens"][0, 3:] = fill
+        made.append(split_batch(0, data, plan)[1])
+    return made
+
+
+def test_a_padding_tail_is_no_sample() -> None:
+    assert call(padding_tails) == [[0, 5, 8]] * 2
 
 
 def test_missing_data_is_an_error() -> None:
