@@ -39,8 +39,11 @@ class LocalRows:
     """(tokens,) int64 in compute order; None: computed in place."""
 
     def take(self, home: torch.Tensor) -> torch.Tensor:
-        """What the calls read: the home tensor itself, or its local rows in compute order."""
-        return home if self.index is None else home.index_select(0, self.index)
+        """What the calls read: the home tensor itself, or its local rows in compute order. A
+        kernel wants the elements of a row side by side (the gradient of a sum has none so)."""
+        if self.index is not None:
+            return home.index_select(0, self.index)
+        return home if home.stride(-1) == 1 else home.contiguous()
 
     def results(self, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new tensor for what the calls write: like the home tensor, or its local rows."""

@@ -6,31 +6,20 @@ Layers: one worker without a process group, then gloo worlds of four.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from megatron_libra.config import LibraConfig
-from megatron_libra.executor import plan_index
 from megatron_libra.executor.attention import libra_attention, saved_bytes
-from megatron_libra.executor.bind import bind
-from megatron_libra.executor.bound_plan import BoundPlan
 from megatron_libra.executor.dense import dense_attention
-from megatron_libra.executor.inputs import pool_tensors, worker_tensors
-from megatron_libra.executor.kernels import pick_kernel
-from megatron_libra.executor.kernels.reference import ReferenceKernel
-from megatron_libra.executor.runtime import PoolRuntime
-from megatron_libra.executor.transport import LoopbackTransport
-from megatron_libra.plan import worker_plan
+from megatron_libra.executor.inputs import pool_tensors
 from megatron_libra.plan.pool_plan import PoolPlan
-from megatron_libra.plan.worker_plan import Round
 from tests.helpers.cases import CASES, plan_of, pool
 from tests.helpers.distributed import bound_plan, world
+from tests.helpers.layers import ONE, alone, gradients, leaves
 
-ONE = plan_of(CASES["one_worker"])
 FOUR = plan_of(
     pool([[90], [20, 30]], 96, 2, (8, 2, 8), block_size=16, head_split=2, chunks=2, placer="paper")
 )
@@ -40,29 +29,6 @@ OTHER = plan_of(
     )
 )
 MODES = ("save", "refetch")
-
-
-def alone(plan: PoolPlan = ONE, **libra: Any) -> BoundPlan:
-    """A bound plan of a pool of one worker, without torch.distributed."""
-    device = torch.device("cpu")
-    kernel = pick_kernel("auto", device=device, dtype=torch.float64, head_dim=8)
-    loop = LoopbackTransport()
-    return bind(plan.worker_plan(0), PoolRuntime(loop, loop, kernel, device, LibraConfig(**libra)))
-
-
-def leaves(
-    plan: PoolPlan, worker: int = 0, seed: int = 0
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """q, k, v leaves and dout of one worker."""
-    tensors = worker_tensors(plan, worker, pool_tensors(plan, seed, torch.float64))
-    return [tensors[name].requires_grad_() for name in "qkv"], tensors["dout"]
-
-
-def gradients(bound: BoundPlan, plan: PoolPlan, worker: int) -> tuple[torch.Tensor, ...]:
-    """out, dq, dk, dv without recompute."""
-    inputs, dout = leaves(plan, worker)
-    out = libra_attention(*inputs, bound)
-    return (out.detach(), *torch.autograd.grad(out, inputs, dout))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -79,36 +45,6 @@ def test_softmax_scale_and_views(mode: str) -> None:
     expected = torch.cat([dense[name][0] for name in ("dq", "dk", "dv")], dim=1)
     torch.testing.assert_close(out, dense["out"][0], rtol=0, atol=1e-12)
     torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
-
-
-class SmallKernel(ReferenceKernel):
-    """Takes a limited number of query heads in one call."""
-
-    def __init__(self, most_heads: int) -> None:
-        self.most_heads = most_heads
-
-    def check_sizes(
-        self, plan_round: Round, query_heads: int, kv_heads: int, head_dim: int
-    ) -> None:
-        if query_heads > self.most_heads:
-            raise ValueError(f"{query_heads} heads are too many")
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("most_heads", [2, 1])
-def test_local_heads_are_cut_where_one_call_would_be_too_large(mode: str, most_heads: int) -> None:
-    """Also where the calls then share a kv head: 4 query heads on 2 kv heads."""
-    expected = gradients(alone(backward_kv=mode), ONE, 0)
-    loop, kernel = LoopbackTransport(), SmallKernel(most_heads)
-    runtime = PoolRuntime(loop, loop, kernel, torch.device("cpu"), LibraConfig(backward_kv=mode))
-    bound = bind(ONE.worker_plan(0), runtime)
-    assert len(bound.local.calls) == len(ONE.worker_plan(0).local.rounds) * 4 // most_heads
-    assert bound.local.calls.shares_kv is (most_heads == 1)
-    for actual, wanted in zip(gradients(bound, ONE, 0), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-12)
-    runtime = PoolRuntime(loop, loop, SmallKernel(0), torch.device("cpu"), LibraConfig())
-    with pytest.raises(ValueError, match="1 heads are too many"):
-        bind(ONE.worker_plan(0), runtime)
 
 
 def test_only_one_input_needs_gradients() -> None:
@@ -222,62 +158,3 @@ def interleaved(mode: str) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 def test_microbatches_interleave(mode: str) -> None:
     assert world(interleaved, 4, mode) == [True] * 4
-
-
-SCATTERED = plan_of(
-    pool([[5, 9] * 5, [8]], 80, 1, (8, 2, 8), block_size=1, head_split=2, chunks=2,
-         load_slack=0.0)
-)  # fmt: skip
-
-
-def with_gaps(data: bytes, mode: str, largest_gap: int, most_gaps: int) -> tuple[Any, ...]:
-    """Body of a worker: how the local part is computed, and the results."""
-    plan_index.LARGEST_GAP, worker_plan.MOST_GAPS = largest_gap, most_gaps
-    plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
-    bound = bound_plan(plan, backward_kv=mode)
-    in_place = bound.local.rows.index is None
-    return in_place, len(bound.local.calls), gradients(bound, plan, worker)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("largest_gap", "most_gaps", "in_place", "num_calls"),
-    [(0, 32, True, "many"), (8 * 80, 32, True, "few"), (0, 0, False, "few")],
-)
-def test_local_work_between_gaps(
-    mode: str, largest_gap: int, most_gaps: int, in_place: bool, num_calls: str
-) -> None:
-    """Gaps that calls skip, gaps at which calls end, and copies give what dense attention gives."""
-    outcomes = world(with_gaps, 2, SCATTERED.to_bytes(), mode, largest_gap, most_gaps)
-    assert outcomes[0][0] is in_place
-    assert (outcomes[0][1] > 2) is (num_calls == "many")
-    dense = dense_attention(pool_tensors(SCATTERED, 0, torch.float64), SCATTERED.sequences)
-    for worker, (_, _, results) in enumerate(outcomes):
-        for name, actual in zip(("out", "dq", "dk", "dv"), results, strict=True):
-            torch.testing.assert_close(actual, dense[name][worker], rtol=0, atol=1e-12)
-
-
-FEW_SAMPLES = plan_of(
-    pool([[9] * 30, [33]], 288, 1, (8, 4, 8), block_size=9, chunks=2, load_slack=0.0)
-)
-
-
-def with_late_heads(data: bytes, mode: str, most_gaps: int) -> tuple[Any, ...]:
-    """Body of a worker: late calls of the local part, and the results."""
-    worker_plan.MOST_GAPS = most_gaps
-    plan, worker = PoolPlan.from_bytes(data), dist.get_rank()
-    bound = bound_plan(plan, backward_kv=mode)
-    return len(bound.local.calls.late), gradients(bound, plan, worker)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("most_gaps", [32, -1])
-def test_local_work_divided_by_heads(mode: str, most_gaps: int) -> None:
-    """In place and in copies; what a worker with one sample computes last is some of its heads."""
-    assert FEW_SAMPLES.local.late_kv_heads.tolist() == [0, 2]
-    outcomes = world(with_late_heads, 2, FEW_SAMPLES.to_bytes(), mode, most_gaps)
-    assert all(late == 1 for late, _ in outcomes)
-    dense = dense_attention(pool_tensors(FEW_SAMPLES, 0, torch.float64), FEW_SAMPLES.sequences)
-    for worker, (_, results) in enumerate(outcomes):
-        for name, actual in zip(("out", "dq", "dk", "dv"), results, strict=True):
-            torch.testing.assert_close(actual, dense[name][worker], rtol=0, atol=1e-12)
