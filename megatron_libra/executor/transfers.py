@@ -72,6 +72,7 @@ class Dispatch:
         ]
         if step + 1 == len(self._bound.steps):
             self._transport.close(self._mailboxes)
+            self._mailboxes = ()  # what is computed from here on may have their memory
         return rows[0], rows[1] if len(rows) > 1 else None
 
     def _parts(self, step: int) -> list[ChunkOf]:

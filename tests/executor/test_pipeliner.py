@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from megatron_libra.config import LibraConfig
@@ -99,22 +101,29 @@ class RecordingKernel(ReferenceKernel):
         return super().forward(q, k, v, r, scale, **options)
 
 
+TWO = plan_of(
+    pool([[40, 8, 8]], 56, 2, (4, 2, 8), block_size=8, chunks=4, placer="home", head_split=1,
+         layout="contiguous")
+)  # fmt: skip
+
+
+def bound_to(
+    kernel: ReferenceKernel, dispatch: RecordingTransport, events: list[str], **libra: Any
+) -> tuple[Any, ...]:
+    """q, k and v of worker 1 of TWO, and its plan."""
+    return_ = RecordingTransport("out", events)
+    dispatch.worker = return_.worker = 1
+    runtime = PoolRuntime(dispatch, return_, kernel, torch.device("cpu"), LibraConfig(**libra))
+    tensors = worker_tensors(TWO, 1, pool_tensors(TWO, 0, torch.float64))
+    leaves = [tensors[name].requires_grad_() for name in "qkv"]
+    return *leaves, bind(TWO.worker_plan(1), runtime)
+
+
 def test_what_a_layer_does_in_time() -> None:
     """All dispatches are under way before anything is computed; local work runs first and last,
     with all heads; K and V come with every other chunk; mailboxes are closed when they are read."""
-    plan = plan_of(
-        pool([[40, 8, 8]], 56, 2, (4, 2, 8), block_size=8, chunks=4, placer="home", head_split=1,
-             layout="contiguous")
-    )  # fmt: skip
     events: list[str] = []
-    runtime = PoolRuntime(
-        RecordingTransport("in", events), RecordingTransport("out", events),
-        RecordingKernel(events), torch.device("cpu"), LibraConfig(),
-    )  # fmt: skip
-    runtime.dispatch.worker = runtime.return_.worker = 1
-    bound = bind(plan.worker_plan(1), runtime)
-    tensors = worker_tensors(plan, 1, pool_tensors(plan, 0, torch.float64))
-    libra_attention(*(tensors[name] for name in ("q", "k", "v")), bound)
+    libra_attention(*bound_to(RecordingKernel(events), RecordingTransport("in", events), events))
     assert events == [
         "start in 2 mailboxes, chunk 0",
         "start in 1 mailboxes, chunk 1",
@@ -130,6 +139,50 @@ def test_what_a_layer_does_in_time() -> None:
         *(f"wait out 1 mailboxes, chunk {chunk}" for chunk in range(4)),
         "close out",
     ]  # fmt: skip
+
+
+class WatchedTransport(RecordingTransport):
+    """Knows the memory of its mailboxes that somebody still holds."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__("in", events)
+        self.rows: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def open(self, requests: Sequence[MailboxRequest], device: torch.device) -> tuple[Mailbox, ...]:
+        made = super().open(requests, device)
+        for mailbox in made:
+            self.rows.add(mailbox.rows)
+        return made
+
+
+class CountingKernel(ReferenceKernel):
+    """Counts the mailboxes of the dispatch that are there when it is called."""
+
+    def __init__(self, transport: WatchedTransport) -> None:
+        self.transport, self.counts = transport, []
+
+    def forward(self, *others: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.counts.append(len(self.transport.rows))
+        return super().forward(*others, **options)
+
+    def backward(self, *others: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        self.counts.append(len(self.transport.rows))
+        return super().backward(*others, **options)
+
+
+@pytest.mark.parametrize(("mode", "sent_again"), [("save", 1), ("refetch", 2)])
+def test_the_dispatch_s_mailboxes_are_given_back_when_all_has_arrived(
+    mode: str, sent_again: int
+) -> None:
+    """Not at the end of the layer: the last chunk and the late local work need memory too."""
+    transport = WatchedTransport([])
+    kernel = CountingKernel(transport)
+    *leaves, bound = bound_to(kernel, transport, [], backward_kv=mode)
+    out = libra_attention(*leaves, bound)
+    assert kernel.counts == [2, 2, 2, 2, 0, 0]
+    kernel.counts = []
+    out.sum().backward()
+    assert kernel.counts == [sent_again] * 4 + [0, 0]
 
 
 def test_a_pool_that_moves_nothing_makes_no_call_of_a_transport() -> None:
