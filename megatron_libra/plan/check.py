@@ -3,8 +3,8 @@
 In: PoolPlan. Out: nothing, or PlanError.
 
 Independent of how the plan was made: it follows each row of the routes back to its token and reads
-the varlen calls as a kernel would. Made for tests and `libra verify`: it expands rows, so its
-memory grows with the tokens.
+the varlen calls as a kernel would. Made for tests, and for whoever writes a placer: it expands
+rows, so its memory grows with the tokens.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _check_part(
     _require(len(np.unique(held)) == len(held), f"worker {worker} fetches a key twice")
     np.add.at(covered, (shard, queries), 1)
     sample, position = tokens.sample.ravel(), tokens.position.ravel()
-    needed = np.array([heads.kv_shard_of(h) for h in range(heads.head_split)])
+    needed = heads.kv_shard_of(np.arange(heads.head_split))
     stop, pairs = 0, 0
     for round_ in part.rounds:
         _require(round_.query_start == stop, f"worker {worker} skips query rows")

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megatron_libra.config import AttentionShape, LibraConfig
 
 __all__ = ["HeadPartition", "fit_chunks", "fits"]
@@ -69,8 +72,8 @@ class HeadPartition:
         """Kv heads of one kernel call."""
         return self.kv_heads_per_shard // self.kv_pieces
 
-    def kv_shard_of(self, head_shard: int) -> int:
-        """The kv shard that a head shard attends to."""
+    def kv_shard_of[Shard: (int, NDArray[np.int64])](self, head_shard: Shard) -> Shard:
+        """The kv shard that a head shard, or each of an array of them, attends to."""
         return head_shard * self.kv_shards // self.head_split
 
     def kv_piece_of(self, chunk: int) -> int:

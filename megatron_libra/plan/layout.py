@@ -79,11 +79,6 @@ class TokenLayout:
         second = np.arange(self.num_pieces) >= self.context_parallel_size
         return second * np.int64(self.piece_tokens)
 
-    def home_and_local(self, position: Int64) -> tuple[Int64, Int64]:
-        """CP rank and local index of positions in [0, L)."""
-        piece = position // self.piece_tokens
-        return self.piece_rank[piece], self.piece_local_start[piece] + position % self.piece_tokens
-
     def positions(self, cp_rank: int) -> Int64:
         """(L / CP,) positions of a CP rank's tokens, in local order."""
         pieces = np.flatnonzero(self.piece_rank == cp_rank)

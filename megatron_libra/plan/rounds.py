@@ -171,7 +171,7 @@ def _order_part(
 ) -> PartTables:
     """Tables of the fragments (H, F) that somebody computes in this part."""
     worker, shard, sample, start, stop = _merge_fragments(blocks, fragment_worker)
-    kv_shard = shard * heads.kv_shards // heads.head_split
+    kv_shard = heads.kv_shard_of(shard)
     group_key = (worker * heads.kv_shards + kv_shard) * max(len(samples.length), 1) + sample
     order = np.lexsort((-stop, group_key))
     worker, shard, sample, start, stop, kv_shard, group_key = (

@@ -149,7 +149,7 @@ def _by_group(
 ) -> Shed:
     heads, blocks = problem.heads, problem.blocks
     block, shard = np.divmod(tile, heads.head_split)
-    kv_shard = shard * heads.kv_shards // heads.head_split
+    kv_shard = heads.kv_shard_of(shard)
     group = blocks.fragment_sample[main[block]] * heads.kv_shards + kv_shard
     order = np.lexsort((tile, -blocks.fragment_stop[main[block]], group))
     group_start = np.flatnonzero(np.diff(group[order], prepend=-1))
