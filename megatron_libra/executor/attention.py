@@ -61,7 +61,8 @@ def libra_attention(
 
 
 def saved_bytes(bound_plan: BoundPlan, *, backward_kv: str, bytes_per_element: int) -> int:
-    """Bytes that one layer keeps from forward to backward on this worker.
+    """Bytes that one layer keeps from forward to backward on this worker, counted without running
+    it. For people who plan memory; training does not call it.
 
     `save` keeps what was received and computed. `refetch` keeps the home tensors, which a training
     framework mostly holds anyway, and the log-sum-exp.

@@ -21,7 +21,7 @@ from megatron_libra.executor.pipeliner import run_steps
 from megatron_libra.executor.row_moves import RowPart, add_at_home
 from megatron_libra.executor.transfers import Dispatch, Return
 
-__all__ = ["HomeTensors", "SavedTensors", "run_backward"]
+__all__ = ["Gradients", "HomeTensors", "SavedTensors", "run_backward"]
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

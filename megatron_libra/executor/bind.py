@@ -1,7 +1,8 @@
 """Bind one worker's plan to its device, once per microbatch; every layer reuses the result.
 
-In: WorkerPlan (ranges, host). Out: BoundPlan (index tensors, device). All index arrays travel in
-one pinned, non-blocking copy; nothing waits for the device. Later code only gathers rows by these
+In: PlanIndex (row numbers, host), or the WorkerPlan that it is made of. Out: BoundPlan (index
+tensors, device). All index arrays travel in one pinned, non-blocking copy; nothing waits for the
+device. Later code only gathers rows by these
 indices: a scatter is several times slower than a gather with the inverse permutation.
 """
 
@@ -51,7 +52,8 @@ def bind(plan: WorkerPlan, runtime: PoolRuntime) -> BoundPlan:
 
 
 def bind_index(index: PlanIndex, runtime: PoolRuntime) -> BoundPlan:
-    """The same, of a plan whose row numbers were made ahead. Local; raises what bind raises."""
+    """The same, of a plan whose row numbers the coordinator made ahead; training calls this one.
+    Local; raises what bind raises."""
     _check(index.plan, runtime)
     return _bind(index, runtime)
 

@@ -79,7 +79,7 @@ def pool_ranks(
     Example: pool_ranks([0, 2, 4, 6, 8, 10, 12, 14], 2, 2) -> [(0, 2, 4, 6), (8, 10, 12, 14)].
 
     Raises:
-        ValueError: P does not divide the number of replicas.
+        ValueError: CP does not divide the number of ranks, or P that of replicas.
     """
     data_parallel_size, rest = divmod(len(dp_cp_ranks), context_parallel_size)
     if rest:

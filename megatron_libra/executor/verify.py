@@ -183,7 +183,7 @@ def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _compare(
     plan: PoolPlan,
-    parts: Sequence[tuple[str, dict[str, NDArray[Any]]]],
+    parts: Sequence[tuple[str, str, dict[str, NDArray[Any]]]],
     inputs: dict[str, torch.Tensor],
     settings: dict[str, Any],
 ) -> Verification:

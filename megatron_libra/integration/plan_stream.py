@@ -1,6 +1,6 @@
 """Plans of a data stream in microbatch order. In: what the sampler will yield. Out: ReadyPlans.
 
-    start, request 0 1 2 | take 0, request 3 | take 1, request 4 | ...      (ahead = 2)
+    start: request 0 1 2 | take 0 | request 3, take 1 | request 4, take 2 | ...      (ahead = 2)
 
 Every rank that needs a pool's plans (all of its tensor-parallel ranks and pipeline stages) runs
 the same stream and so makes the same requests in the same order, whether it holds data or not.

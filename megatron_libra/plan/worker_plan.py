@@ -27,6 +27,7 @@ __all__ = [
     "Round",
     "WorkerPlan",
     "WorkerRoute",
+    "cut_rounds",
     "halves_of",
     "is_in_place",
 ]

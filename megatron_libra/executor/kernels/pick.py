@@ -16,7 +16,7 @@ from megatron_libra.executor.kernels.interface import AttentionKernel, KernelUna
 from megatron_libra.executor.kernels.reference import ReferenceKernel
 from megatron_libra.executor.kernels.torch_flash import offer_torch_flash
 
-__all__ = ["pick_kernel"]
+__all__ = ["BEST_FIRST", "pick_kernel"]
 
 logger = logging.getLogger(__name__)
 

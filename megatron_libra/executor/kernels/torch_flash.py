@@ -17,7 +17,13 @@ from megatron_libra.executor.kernels.device import compute_capability
 from megatron_libra.executor.kernels.interface import BoundRound, KernelUnavailable, written
 from megatron_libra.plan.worker_plan import Round
 
-__all__ = ["TorchFlashKernel", "check_flash2_sizes", "offer_torch_flash"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "OLDEST_MAJOR",
+    "TorchFlashKernel",
+    "check_flash2_sizes",
+    "offer_torch_flash",
+]
 
 INT32_MAX = 2**31 - 1
 MAX_HEAD_DIM = 256

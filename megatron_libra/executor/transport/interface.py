@@ -187,7 +187,7 @@ class Transport(Protocol):
     """
 
     name: str
-    """nccl, gloo, symmetric, symmetric + nccl or loopback."""
+    """nccl, gloo, symmetric, symmetric + nccl, symmetric + gloo or loopback."""
     num_workers: int
     worker: int
 

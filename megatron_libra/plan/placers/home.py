@@ -1,6 +1,6 @@
 """Every tile at its home: context parallelism that gathers K/V.
 
-In: problem. Out: worker per tile. A baseline.
+In: problem. Out: Placement, without cuts. A baseline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Communication-aware SH-Tile placement, to the letter (Algorithm 2, Eq. 8).
 
-In: problem. Out: worker per tile.
+In: problem. Out: Placement, without cuts.
 
 Order: heaviest tile first, then tile id. Ties: added bytes, load, worker id. The reference mode.
 Example, two workers, tau = 0, tiles of pairs 5, 3, 2, all at home on worker 0: C = 5. Tile 5 stays

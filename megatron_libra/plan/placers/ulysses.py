@@ -1,6 +1,6 @@
 """Whole sequences x CP head shards inside each CP group (Ulysses).
 
-In: problem. Out: worker per tile. A baseline.
+In: problem. Out: Placement, without cuts. A baseline.
 
 Needs head_split = CP (plan_pool sees to it): worker slot * CP + h computes shard h of its slot's
 sequence.
