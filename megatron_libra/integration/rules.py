@@ -225,6 +225,13 @@ _DATA = (
         "divisible batch size.",
     ),
     Rule(
+        "phase_transition_iterations",
+        lambda s: s.phase_transition_iterations and s.step_batch_size_schedule,
+        "--phase-transition-iterations starts to count consumed samples anew, and "
+        "--step-batch-size-schedule does not, so the samples of a step would be unknown; use one "
+        "of them.",
+    ),
+    Rule(
         "fim_data",
         lambda s: s.fim_data,
         "--fim-data rewrites documents, so their lengths are unknown; drop it.",

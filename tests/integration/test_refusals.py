@@ -95,6 +95,10 @@ BROKEN: dict[str, dict[str, Any]] = {
     "full_validation": {"full_validation": True},
     "iterations_to_skip": {"iterations_to_skip": [3]},
     "decrease_batch_size_if_needed": {"decrease_batch_size_if_needed": True},
+    "phase_transition_iterations": {
+        "phase_transition_iterations": [4],
+        "step_batch_size_schedule": "0:4 64:8",
+    },
     "fim_data": {"fim_data": True},
 }
 
@@ -135,6 +139,8 @@ def test_a_fine_run_passes() -> None:
     check(namespace(context_parallel_size=1, calculate_per_token_loss=False))
     check(namespace(context_parallel_impl="ulysses", libra_pool_size=3))
     check(namespace(libra_log_file="/dev/null/a.jsonl", rank=0))  # only the last rank writes it
+    check(namespace(phase_transition_iterations=[4]))
+    check(namespace(step_batch_size_schedule="0:4 64:8"))
 
 
 def test_every_rule_has_a_case() -> None:
