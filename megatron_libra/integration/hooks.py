@@ -74,15 +74,16 @@ def begin(
     model = cfg_container.model
     refusals.check(args, model.transformer)
     session = Session(args)
+    step = make_forward_step(
+        loss_function_of(forward_step), lambda: session.splitter, session.telemetry.observe
+    )
     line = connections.report(args)
     if line is not None:
         print_rank_0(line, args.rank)
     model.transformer_layer_spec = wrap_spec(model.transformer_layer_spec)
     model.pre_wrap_hooks.append(session.connect)
     state.put(session)
-    return make_forward_step(
-        loss_function_of(forward_step), lambda: session.splitter, session.telemetry.observe
-    )
+    return step
 
 
 def data_loader(dataset: Any, consumed_samples: int, build: Callable[[Any, int], Any]) -> Any:

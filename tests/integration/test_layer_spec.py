@@ -4,6 +4,7 @@ found."""
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,8 +49,6 @@ def test_only_the_core_attention_changes(num_experts: int | None) -> None:
 
 def specs() -> list[str]:
     """How each kind of `transformer_layer_spec` is resolved."""
-    from types import SimpleNamespace
-
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
     from megatron_libra.integration.layer_spec import wrap_spec
@@ -96,6 +95,26 @@ def find_loss(kind: str) -> str:
 def test_the_script_s_loss_function_is_kept() -> None:
     assert call(find_loss, "partial") == call(find_loss, "wrapped") == "loss_func"
     assert "define it beside the forward step" in call(find_loss, "none")
+
+
+def refused_begin() -> tuple[bool, list[Any], Any]:
+    """What is left of a run whose script has no loss function."""
+    from megatron_libra.integration import hooks, state
+    from megatron_libra.integration.errors import RunError
+
+    hooks.get_args = lambda: SimpleNamespace(context_parallel_impl="libra")
+    hooks.refusals = hooks.connections = SimpleNamespace(
+        check=lambda *others: None, report=lambda *others: None
+    )
+    hooks.Session = lambda args: SimpleNamespace(connect=None, telemetry=SimpleNamespace(observe=0))
+    model = SimpleNamespace(transformer=None, transformer_layer_spec=None, pre_wrap_hooks=[])
+    with pytest.raises(RunError, match="define it beside the forward step"):
+        hooks.begin(SimpleNamespace(model=model), functools.lru_cache)
+    return state.get() is None, model.pre_wrap_hooks, model.transformer_layer_spec
+
+
+def test_a_run_that_is_refused_leaves_nothing_behind() -> None:
+    assert call(refused_begin) == (True, [], None)
 
 
 def attention_without_libra_params() -> str:
