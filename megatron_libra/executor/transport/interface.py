@@ -167,7 +167,7 @@ ChunkOf = tuple[Mailbox, int]
 
 
 class Pending(Protocol):
-    """A started exchange; it keeps its buffers alive."""
+    """A started exchange; the transport keeps its mailboxes alive until they are closed."""
 
     def wait(self) -> None:
         """Return when the received rows are ready: for the current stream (CUDA, the host does not

@@ -16,7 +16,7 @@ __all__ = ["Ledger", "Started", "plain_mailboxes", "plain_rows"]
 
 
 class Ledger:
-    """Open mailboxes of one transport. Local."""
+    """Open mailboxes of one transport, which it keeps alive. Local."""
 
     def __init__(self, name: str, worker: int, num_workers: int) -> None:
         self.name, self.worker, self.num_workers = name, worker, num_workers
@@ -85,7 +85,7 @@ class Ledger:
 
 
 class Started:
-    """Satisfies Pending: calls `finish` once, then lets go of the buffers."""
+    """Satisfies Pending: calls `finish` once, then lets go of what it holds."""
 
     def __init__(
         self, ledger: Ledger, chunks: Sequence[ChunkOf], finish: Callable[[], None]
