@@ -43,13 +43,21 @@ SHOWN_DIGITS = 16
 CLOSE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ReadyPlan:
     """A pool's plan, with all that this rank needs of it on the host."""
 
     pool: PoolPlan
-    index: PlanIndex
-    """Row numbers of this rank's part."""
+    worker: int
+    """Whose part this rank computes."""
+    index: PlanIndex | None
+    """Row numbers of that part, until they are taken."""
+
+    def take_index(self) -> PlanIndex:
+        """The row numbers, which are forgotten here: they may have 100 MB, and Megatron keeps a
+        batch to the end of its iteration. Who asks again, for a rerun, waits for new ones."""
+        index, self.index = self.index, None
+        return index_plan(self.pool.worker_plan(self.worker)) if index is None else index
 
 
 class PlanCoordinator:
@@ -157,7 +165,7 @@ class PlanCoordinator:
             try:
                 pool = self._exchange(key, sequences)
                 outcome: ReadyPlan | Exception = ReadyPlan(
-                    pool, index_plan(pool.worker_plan(self._worker))
+                    pool, self._worker, index_plan(pool.worker_plan(self._worker))
                 )
             except ValueError as error:
                 outcome = error

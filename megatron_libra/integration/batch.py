@@ -159,7 +159,7 @@ class BatchSplitter:
             cu_seqlens_kv=on_device,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
-            bound_plan=bind_index(planned.plan_index, self._runtime),
+            bound_plan=bind_index(planned.ready.take_index(), self._runtime),
             positions=self._upload(local_positions(boundaries, self._tokens)),
         )
 

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 from megatron_libra.data.sampler import Microbatch
 from megatron_libra.executor.coordinator import ReadyPlan
-from megatron_libra.executor.plan_index import PlanIndex
 from megatron_libra.plan.pool_plan import PoolPlan
 
 __all__ = ["PlanSource", "PlanStream", "PlannedBatch", "PlannedBatches", "pipeline_skew"]
@@ -51,15 +50,19 @@ class PlannedBatch:
     """train, valid or test."""
     index: int
     """Number of the microbatch in its stream, from 0 in this process."""
-    plan: PoolPlan
-    plan_index: PlanIndex
-    """Row numbers of this rank's part of the plan."""
+    ready: ReadyPlan
+    """The plan, with the row numbers of this rank's part; shared by the model chunks."""
     batch: dict[str, Any] | None
     """What the data loader yielded; None on ranks that hold no data."""
     wait_ms: float = 0.0
     """Milliseconds that the data iterator waited for the plan."""
     plan_ms: float = 0.0
     """Milliseconds that the newest plan took to make, on the coordinator; 0 elsewhere."""
+
+    @property
+    def plan(self) -> PoolPlan:
+        """Of the microbatch's pool."""
+        return self.ready.pool
 
 
 def pipeline_skew(num_stages: int, num_chunks: int, group_size: int | None) -> int:
@@ -156,8 +159,7 @@ class PlannedBatches:
         return PlannedBatch(
             stream=self._stream.name,
             index=index,
-            plan=ready.pool,
-            plan_index=ready.index,
+            ready=ready,
             batch=batch,
             wait_ms=wait_ms,
             plan_ms=self._stream.last_plan_ms,

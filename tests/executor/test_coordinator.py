@@ -152,7 +152,9 @@ def plan_ahead(coordinator_rank: int) -> tuple[list[str], float]:
 def same_rows(ready: ReadyPlan, worker: int) -> bool:
     """Whether the row numbers are those of the worker's part, and of no other's."""
     parts = [index_plan(ready.pool.worker_plan(number)) for number in range(4)]
-    found = [pickle.dumps(part) == pickle.dumps(ready.index) for part in parts]
+    mine = pickle.dumps(ready.take_index())
+    again = ready.index is None and mine == pickle.dumps(ready.take_index())
+    found = [again and pickle.dumps(part) == mine for part in parts]
     return [number for number, same in enumerate(found) if same] == [worker]
 
 

@@ -3,6 +3,8 @@ chunks."""
 
 from __future__ import annotations
 
+import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,13 @@ def splitter(worker: int, num_chunks: int = 1) -> Any:
     return BatchSplitter(LAYOUT, runtime, worker, num_chunks)
 
 
+def ready_plan(plan: PoolPlan, worker: int) -> Any:
+    """As a coordinator makes it."""
+    from megatron_libra.executor.coordinator import ReadyPlan
+
+    return ReadyPlan(plan, worker, index_plan(plan.worker_plan(worker)))
+
+
 def split(
     worker: int,
     lengths: tuple[int, ...] | None,
@@ -80,7 +89,7 @@ def split_batch(
     """The same, of what the loader yields."""
     from megatron_libra.integration.plan_stream import PlannedBatch
 
-    planned = PlannedBatch("train", 0, plan, index_plan(plan.worker_plan(worker)), data)
+    planned = PlannedBatch("train", 0, ready_plan(plan, worker), data)
     made = splitter(worker).split(planned, embeds=embeds, has_loss=has_loss)
     names = ("tokens", "labels", "loss_mask", "position_ids")
     tensors = {name: getattr(made, name) for name in names}
@@ -163,8 +172,7 @@ def shared(num_chunks: int) -> tuple[list[int], int]:
     from megatron_libra.integration.plan_stream import PlannedBatch
 
     plan, made = small_plan(), splitter(0, num_chunks)
-    rows = index_plan(plan.worker_plan(0))
-    batches = [PlannedBatch("train", index, plan, rows, None) for index in (0, 1)]
+    batches = [PlannedBatch("train", index, ready_plan(plan, 0), None) for index in (0, 1)]
     order = [batches[0], batches[1], batches[0], batches[1]]
     bound = [made.split(each, embeds=False, has_loss=False).params.bound_plan for each in order]
     return [bound.index(each) for each in bound], len(made._params)
@@ -173,3 +181,26 @@ def shared(num_chunks: int) -> tuple[list[int], int]:
 def test_model_chunks_share_a_bound_plan() -> None:
     assert call(shared, 2) == ([0, 1, 0, 1], 0)
     assert call(shared, 1) == ([0, 1, 2, 3], 0)
+
+
+def replayed(num_chunks: int) -> tuple[bool, bool]:
+    """Whether row numbers are gone once they are bound, though the batch is kept as Megatron keeps
+    it for a rerun; and whether the rerun then computes the same."""
+    from megatron_libra.integration.plan_stream import PlannedBatch
+
+    ready = ready_plan(small_plan(), 0)
+    rows = weakref.ref(ready.index.query_position)
+    batches = [PlannedBatch("train", 0, ready, None) for _ in range(num_chunks)]
+    saved, made = [copy.copy(each) for each in batches], splitter(0, num_chunks)
+
+    def run(each: Any) -> list[int]:
+        bound = made.split(each, embeds=False, has_loss=False).params.bound_plan
+        return bound.query_rows_at_home.tolist()
+
+    first = [run(each) for each in batches]
+    return rows() is None, first == [run(each) for each in saved]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_row_numbers_are_not_kept_for_a_rerun(num_chunks: int) -> None:
+    assert call(replayed, num_chunks) == (True, True)

@@ -26,7 +26,7 @@ class Plans:
     def take(self, key: Any) -> Any:
         assert key not in self.taken
         self.taken.append(key)
-        return ReadyPlan(dict(self.requested)[key], key)
+        return ReadyPlan(dict(self.requested)[key], 0, key)
 
 
 def microbatch(*lengths: int) -> Microbatch:
@@ -45,7 +45,8 @@ def test_requests_run_ahead_from_the_start() -> None:
     assert [key for key, _ in plans.requested] == [("train", 0), ("train", 1)]
     assert next(batches).plan == ((5,),)
     second = next(batches)
-    assert (second.plan, second.plan_index, second.plan_ms) == (((6,),), ("train", 1), 7.0)
+    assert (second.plan, second.plan_ms) == (((6,),), 7.0)
+    assert second.ready.take_index() == ("train", 1)
     assert [key for key, _ in plans.requested] == [("train", n) for n in range(3)]
 
 
