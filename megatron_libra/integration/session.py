@@ -165,13 +165,17 @@ class Session:
 
 
 def _scope(args: argparse.Namespace, scope: str) -> Any:
-    """What VRSP may balance: Ulysses keeps Megatron's order; experts that are spread over more
-    than a pool couple pools in every layer, so each microbatch must be balanced.
+    """What VRSP may balance: Ulysses keeps Megatron's order; experts that ranks of several pools
+    share couple these in every layer, so each microbatch must be balanced.
+
+    Megatron spreads experts over neighbouring ranks of a stage, EP x expert TP of them, and a pool
+    is P x CP x TP neighbours.
     """
     if args.context_parallel_impl == "ulysses":
         return "off"
-    pool_ranks = args.libra_pool_size * args.context_parallel_size
-    coupled = args.expert_model_parallel_size > pool_ranks
+    workers = args.libra_pool_size * args.context_parallel_size
+    sharing = args.expert_model_parallel_size * args.expert_tensor_parallel_size
+    coupled = workers * args.tensor_model_parallel_size % sharing > 0
     return "microbatch" if scope == "auto" and coupled else scope
 
 
