@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.json_faults import JsonFault, parse_json
 from megatron_libra.data.rows import require_file
 from megatron_libra.data.words import MAX_DIGITS, shortened
@@ -26,6 +27,8 @@ BUILT_IN = ("h200-fa4", "h200-fa2")
 MODELS = Path(__file__).parent / "models"
 OLD_KEYS = {"forward_token_ns", "full_call_rows", "forward_call_us"}
 """Of files that the cost model of pairs and tokens read."""
+MOST_KEYS = 80
+"""Characters of the unknown keys in a message."""
 WAY_OUT = "write it with libra calibrate, or change a copy of simulator/models/h200-fa4.json."
 
 
@@ -66,7 +69,9 @@ def _model(value: Any) -> CostModel:
     name, kernel = str(given.pop("name")), str(given.pop("kernel"))
     kernels = given.pop("kernels")
     if not isinstance(kernels, dict):
-        raise ValueError(f"kernels ({kernels!r}) must map head dimensions to costs; {WAY_OUT}")
+        raise ValueError(
+            f"kernels ({_shown(kernels)}) must map head dimensions to costs; {WAY_OUT}"
+        )
     num_sms = _integer(given.pop("num_sms"), "num_sms")
     numbers = {key: _number(number, key) for key, number in given.items()}
     return CostModel(
@@ -79,8 +84,8 @@ def _model(value: Any) -> CostModel:
 
 
 def _dimension(key: str) -> int:
-    if not (key.isdecimal() and len(key) <= MAX_DIGITS and int(key)):
-        raise ValueError(f"kernels[{shortened(repr(key))}] must be a head dimension, such as 128.")
+    if not (key.isdecimal() and len(key) <= MAX_DIGITS and 1 <= int(key) <= MAX_INTEGER):
+        raise ValueError(f"kernels[{_shown(key)}] must be a head dimension, such as 128.")
     return int(key)
 
 
@@ -104,12 +109,12 @@ def _pass(value: Any, name: str) -> PassCost:
 def _tiling(value: Any, name: str) -> Tiling:
     given = _object(value, Tiling, name)
     if given["grid"] not in GRIDS:
-        raise ValueError(f"{name}.grid ({given['grid']!r}) must be one of {GRIDS}.")
+        raise ValueError(f"{name}.grid ({_shown(given['grid'])}) must be one of {GRIDS}.")
     for key, item in given.items():
         if key in ("tile_rows", "step_rows", "ctas_per_sm"):
             _integer(item, f"{name}.{key}")
         elif key != "grid" and not isinstance(item, bool):
-            raise ValueError(f"{name}.{key} ({item!r}) must be true or false.")
+            raise ValueError(f"{name}.{key} ({_shown(item)}) must be true or false.")
     return Tiling(**given)
 
 
@@ -124,20 +129,29 @@ def _object(value: Any, kind: type, name: str) -> dict[str, Any]:
         if OLD_KEYS & given
         else ""
     )
+    unknown = [shortened(key) for key in sorted(given - names)]
     raise ValueError(
-        f"{name} must be an object with exactly the keys {', '.join(sorted(names))}; missing "
-        f"{sorted(names - given)}, unknown {sorted(given - names)};{old} {WAY_OUT}"
+        f"{name} must be an object with other keys: missing {sorted(names - given)}, unknown "
+        f"{shortened(str(unknown), MOST_KEYS)};{old} {WAY_OUT}"
     )
 
 
 def _integer(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} ({value!r}) must be an integer of at least 1.")
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER:
+        return value
+    is_whole = isinstance(value, float) and value.is_integer() and 1 <= value <= MAX_INTEGER
+    raise ValueError(
+        f"{name} ({_shown(value)}) must be an integer of at least 1 and at most {MAX_INTEGER}; "
+        + (f"try {int(value)}." if is_whole else WAY_OUT)
+    )
 
 
 def _number(value: Any, name: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= sys.float_info.max:
-        raise ValueError(f"{name} ({shortened(repr(value))}) must be a number of at least 0.")
+        raise ValueError(f"{name} ({_shown(value)}) must be a number of at least 0; {WAY_OUT}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value))

@@ -202,16 +202,31 @@ def _forward(value: dict[str, Any]) -> dict[str, Any]:
         (lambda v: v.update(message_us=10**400), f"message_us ({'1'.ljust(37, '0')}...) must be a"),
         (lambda v: v.update(intra_node_gb_s=0), "intra_node_gb_s (0.0) must be above 0"),
         (lambda v: v.update(num_sms=0.5), "num_sms (0.5) must be an integer of at least 1"),
+        (lambda v: v.update(num_sms=132.0), "at least 1 and at most 2147483647; try 132."),
+        (lambda v: v.update(num_sms=2**31), "at most 2147483647; write it with libra calibrate"),
+        (lambda v: v.update(num_sms=10**400), f"num_sms ({'1'.ljust(37, '0')}...) must be an"),
+        (lambda v: v.update(num_sms=1e300), "num_sms (1e+300) must be an integer of at least 1"),
+        (lambda v: v.update(num_sms=[0] * 999), "0, 0,...) must be an integer of at least 1"),
         (lambda v: v.update(kernels={}), "kernels is empty"),
         (lambda v: v.update(kernels=[1]), "kernels ([1]) must map head dimensions"),
+        (lambda v: v.update(kernels="x" * 999), f"kernels ('{'x' * 36}...) must map head"),
+        (lambda v: v.update({"x" * 999: 1}), f"unknown ['{'x' * 37}...']; write it with libra"),
+        (lambda v: v.update(dict.fromkeys(map(str, range(999)))), "'1', '10', '100', '101'"),
         (lambda v: v.update(kernels={"x": 1}), "kernels['x'] must be a head dimension"),
+        (lambda v: v.update(kernels={"9" * 20: 1}), "must be a head dimension, such as 128."),
         (lambda v: v.update(kernels={"9" * 5000: 1}), f"kernels['{'9' * 36}...] must be a head"),
         (lambda v: v.update(kernels={"8": {"forward": 1}}), "missing ['backward']"),
         (lambda v: _forward(v).pop("step_ns"), "kernels['128'].forward must be an object"),
         (lambda v: _forward(v).update(alone=2), "kernels['128'].forward.alone (2.0) must be"),
         (lambda v: _forward(v)["tiling"].update(grid="x"), "forward.tiling.grid ('x') must be one"),
+        (lambda v: _forward(v)["tiling"].update(grid="x" * 999), "xxx...) must be one of ("),
         (lambda v: _forward(v)["tiling"].update(step_rows=0), "tiling.step_rows (0) must be"),
+        (lambda v: _forward(v)["tiling"].update(step_rows=64.0), "step_rows (64.0) must be an"),
+        (lambda v: _forward(v)["tiling"].update(step_rows=10**400), "0...) must be an integer of"),
+        (lambda v: _forward(v)["tiling"].update(tile_rows=10**400), "0...) must be an integer of"),
+        (lambda v: _forward(v)["tiling"].update(ctas_per_sm=10**400), "0...) must be an integer"),
         (lambda v: _forward(v)["tiling"].update(owns_keys=1), "owns_keys (1) must be true or"),
+        (lambda v: _forward(v)["tiling"].update(owns_keys="x" * 999), "xxx...) must be true or"),
     ],
 )
 def test_bad_calibrations_are_named(
@@ -220,7 +235,8 @@ def test_bad_calibrations_are_named(
     path = _file(tmp_path / "mine.json", change)
     with pytest.raises(ValueError) as error:
         load_cost_model(path)
-    assert message in str(error.value) and str(error.value).startswith(path)
+    assert message in str(error.value) and str(error.value).startswith(f"{path}: ")
+    assert len(str(error.value)) - len(path) < 350
 
 
 def test_a_file_of_the_older_format_says_what_is_new(tmp_path: Path) -> None:
