@@ -206,7 +206,7 @@ def _forward(value: dict[str, Any]) -> dict[str, Any]:
         (lambda v: v.update(num_sms=2**31), "at most 2147483647; write it with libra calibrate"),
         (lambda v: v.update(num_sms=10**400), f"num_sms ({'1'.ljust(37, '0')}...) must be an"),
         (lambda v: v.update(num_sms=1e300), "num_sms (1e+300) must be an integer of at least 1"),
-        (lambda v: v.update(num_sms=[0] * 999), "0, 0,...) must be an integer of at least 1"),
+        (lambda v: v.update(num_sms=[0] * 999), "0, 0, ...) must be an integer of at least 1"),
         (lambda v: v.update(kernels={}), "kernels is empty"),
         (lambda v: v.update(kernels=[1]), "kernels ([1]) must map head dimensions"),
         (lambda v: v.update(kernels="x" * 999), f"kernels ('{'x' * 36}...) must map head"),
