@@ -175,14 +175,15 @@ def _boundaries(lengths: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _check_lengths(planned: PlannedBatch, slot: int) -> None:
-    """The loader's cu_seqlens, on the host, against the plan's. Behind the last sample they may
-    repeat its end or be L: padding."""
+    """The loader's cu_seqlens, on the host, against the plan's. A boundary may be repeated: a
+    document without tokens is no sample. Behind the last sample L may follow: padding."""
     assert planned.batch is not None
     expected = _boundaries(planned.plan.sequences[slot])
     given = planned.batch["cu_seqlens"][0].numpy()
-    found, behind = given[: len(expected)], given[len(expected) :]
-    more = (behind > expected[-1]) & (behind < planned.plan.seq_length)
-    if more.any() or not np.array_equal(found, expected):
+    rises = given[1:] > np.maximum.accumulate(given)[:-1]
+    cuts = given[np.concatenate([[True], rises])]
+    padded = np.append(expected, planned.plan.seq_length)
+    if not np.array_equal(cuts, expected) and not np.array_equal(cuts, padded):
         raise PlanError(
             f"microbatch {planned.index} of {planned.stream}: the data loader cut samples at "
             f"{_shown(given)}, the plan at {_shown(expected)}; the lengths do not belong to this "

@@ -164,6 +164,21 @@ def test_a_padding_tail_is_no_sample() -> None:
     assert call(padding_tails) == [[0, 5, 8]] * 2
 
 
+def empty_documents() -> list[list[int]]:
+    """Boundaries as given to the model, where the loader's repeat some; other ends of its list."""
+    made = []
+    for end in (16, 0, -1):
+        data = batch(SEQUENCES[0])
+        data["cu_seqlens"][0, :8] = torch.tensor([0, 0, 5, 5, 5, 8, 15, 16])
+        data["cu_seqlens"][0, 8:] = end
+        made.append(split_batch(0, data, small_plan())[1])
+    return made
+
+
+def test_a_document_without_tokens_is_no_sample() -> None:
+    assert call(empty_documents) == [[0, 5, 8, 15, 16]] * 3
+
+
 def test_missing_data_is_an_error() -> None:
     assert "no data loader" in call(fault, "no data")
 

@@ -7,10 +7,12 @@ tensor-parallel ranks and experts. Everything is fp32 but where a test says bf16
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Record, train
+from tests.integration.corpus import build_corpus
+from tests.integration.harness import Record, call, train
 from tests.integration.layouts import ITERATIONS, SEQ_LENGTH, Layout
 from tests.integration.reference import dense_reference
 
@@ -85,6 +87,18 @@ def test_same_losses(name: str, corpus: str) -> None:
     close(records[-1].losses, expected.losses, 1e-5)
     for record in records:
         close(record.grad_norms, expected.grad_norms, 1e-4)
+
+
+def _with_empty_documents(directory: Path) -> str:
+    return build_corpus(directory, empty_every=20)
+
+
+def test_documents_without_tokens(tmp_path: Path) -> None:
+    """Their boundary is twice in the loader's cu_seqlens, and they are no samples of a plan."""
+    corpus, layout = call(_with_empty_documents, tmp_path), Layout(dp=2, cp=2, pool=2)
+    expected = train(1, layout.reference.command_line(corpus), arrange=dense_reference)[-1]
+    record = train(layout.world_size, layout.command_line(corpus))[-1]
+    close(record.losses, expected.losses, 1e-5)
 
 
 def test_a_batch_size_that_grows(corpus: str) -> None:
