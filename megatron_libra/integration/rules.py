@@ -168,9 +168,13 @@ _EXECUTION = (
     ),
     Rule(
         "weight_remat",
-        lambda s: (s.gtp_weight_remat_size or 1) > 1,
+        # the first is what Megatron's validation makes of the second
+        lambda s: (
+            (s.gtp_weight_remat_size or 1) > 1
+            or s.tensor_parallel_num_weight_shards not in (None, s.tensor_model_parallel_size)
+        ),
         "sharded weights (--tensor-parallel-num-weight-shards) add an axis to the rank grid; "
-        "leave it at 1.",
+        "drop it.",
     ),
     Rule(
         "perform_rl_step",

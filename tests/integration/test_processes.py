@@ -11,6 +11,7 @@ import pytest
 
 from megatron_libra.integration.errors import RunError
 from megatron_libra.integration.processes import check_processes
+from megatron_libra.integration.rules import RULES
 
 FINE: dict[str, Any] = {
     "context_parallel_impl": "libra",
@@ -23,6 +24,12 @@ FINE: dict[str, Any] = {
     "expert_tensor_parallel_size": None,
     "global_batch_size": 8,
     "eval_global_batch_size": None,
+    "step_batch_size_schedule": None,
+    "seq_length": 256,
+    "num_distributed_optimizer_instances": 1,
+    "tensor_parallel_num_weight_shards": None,
+    "decrease_batch_size_if_needed": False,
+    "use_checkpoint_args": False,
     "use_mp_args_from_checkpoint_args": False,
     "yaml_cfg": None,
 }
@@ -42,9 +49,13 @@ def namespace(**changes: Any) -> argparse.Namespace:
         {"global_batch_size": None},
         {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
         {"world_size": 8, "context_parallel_impl": "megatron"},  # Megatron's own to refuse
-        {"world_size": 8, "use_mp_args_from_checkpoint_args": True},  # these sizes are not final
+        # these sizes are not final
+        {"world_size": 8, "use_mp_args_from_checkpoint_args": True, "use_checkpoint_args": True},
         {"world_size": 8, "yaml_cfg": "run.yaml"},
         {"libra_pool_size": 3},  # refusals.py tells it together with all other rules
+        {"global_batch_size": None, "step_batch_size_schedule": "0:4 10K:8, 1M:16"},
+        {"tensor_parallel_num_weight_shards": 2},  # one for each tensor-parallel rank
+        {"num_distributed_optimizer_instances": 6},  # of DP 2 x CP 3
     ],
 )
 def test_a_fine_number_passes(changes: dict[str, Any]) -> None:
@@ -54,6 +65,8 @@ def test_a_fine_number_passes(changes: dict[str, Any]) -> None:
 def test_a_setting_that_this_megatron_does_not_have_is_no_fault() -> None:
     args = namespace()
     del args.eval_global_batch_size, args.expert_tensor_parallel_size, args.yaml_cfg
+    del args.step_batch_size_schedule, args.num_distributed_optimizer_instances
+    del args.tensor_parallel_num_weight_shards, args.use_checkpoint_args
     check_processes(args)
 
 
@@ -123,9 +136,113 @@ def test_a_setting_that_this_megatron_does_not_have_is_no_fault() -> None:
                 "12 processes); try 4 or 6."
             ],
         ),
+        (
+            # Megatron takes sizes from a checkpoint only where --use-checkpoint-args is given
+            {"world_size": 8, "use_mp_args_from_checkpoint_args": True},
+            [
+                "8 processes are not a multiple of TP 2 x PP 1 x CP 3 = 6; start 6 or 12, or "
+                f"change {FLAGS}."
+            ],
+        ),
+        (
+            {"global_batch_size": None, "step_batch_size_schedule": "0:4 2048:3, 1K:5 8K:3"},
+            [
+                "--step-batch-size-schedule (size 5) must be a multiple of the data-parallel size "
+                "(2, of 12 processes); try 4 or 6.",
+                "--step-batch-size-schedule (size 3) must be a multiple of the data-parallel size "
+                "(2, of 12 processes); try 2 or 4.",
+            ],
+        ),
+        (
+            {"global_batch_size": 8, "step_batch_size_schedule": "0:4 2048:8"},
+            ["--step-batch-size-schedule replaces --global-batch-size (8); give one of them."],
+        ),
+        (
+            {"global_batch_size": None, "step_batch_size_schedule": "0:4 2048=8"},
+            [
+                "--step-batch-size-schedule: batch size schedule entry '2048=8' must be "
+                "THRESHOLD:GBS with numbers; try 250B:1536."
+            ],
+        ),
+        (
+            {"global_batch_size": None, "step_batch_size_schedule": "0:4 2048:-2"},
+            [
+                "--step-batch-size-schedule: batch sizes (4, -2) must be at least 1 and one for "
+                "each threshold (0, 8); try 0:64 100000:128."
+            ],
+        ),
+        (
+            {"num_distributed_optimizer_instances": 4},
+            [
+                "--num-distributed-optimizer-instances (4) must divide DP x CP (6) and the data-"
+                "parallel size of experts (6); try one of [1, 2, 3, 6]."
+            ],
+        ),
+        (
+            {
+                "expert_model_parallel_size": 3,
+                "num_distributed_optimizer_instances": 3,  # 12 / (EP 3 x expert TP 2) = 2
+            },
+            [
+                "--num-distributed-optimizer-instances (3) must divide DP x CP (6) and the data-"
+                "parallel size of experts (2); try one of [1, 2]."
+            ],
+        ),
+        (
+            {"num_distributed_optimizer_instances": 0},
+            [
+                "--num-distributed-optimizer-instances (0) must divide DP x CP (6) and the data-"
+                "parallel size of experts (6); try one of [1, 2, 3, 6]."
+            ],
+        ),
     ],
 )
 def test_refused_with_a_way_out(changes: dict[str, Any], lines: list[str]) -> None:
     with pytest.raises(RunError) as fault:
         check_processes(namespace(**changes))
     assert str(fault.value).splitlines() == lines
+
+
+@pytest.mark.parametrize("flag", ["--global-batch-size", "--eval-global-batch-size"])
+@pytest.mark.parametrize("size", [0, -2, -3, -4])
+@pytest.mark.parametrize("data_parallel_size", [1, 2, 3])
+def test_a_batch_of_no_sample(flag: str, size: int, data_parallel_size: int) -> None:
+    """The way out is a positive multiple; libra orders validation samples without evaluation too,
+    so --eval-iters 0 does not matter."""
+    changes = {
+        "global_batch_size": data_parallel_size,
+        "libra_pool_size": 1,
+        flag[2:].replace("-", "_"): size,
+    }
+    world_size = 6 * data_parallel_size
+    with pytest.raises(RunError) as fault:
+        check_processes(namespace(world_size=world_size, eval_iters=0, **changes))
+    assert str(fault.value) == (
+        f"{flag} ({size}) must be a positive multiple of the data-parallel size "
+        f"({data_parallel_size}, of {world_size} processes); try {data_parallel_size}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"tensor_parallel_num_weight_shards": 4, "global_batch_size": 1}, "weight_remat"),
+        ({"tensor_parallel_num_weight_shards": 4}, "weight_remat"),  # 4 shards of TP 2: DP is 1
+        ({"tensor_parallel_num_weight_shards": 1}, "weight_remat"),  # fewer than TP
+        (
+            {"decrease_batch_size_if_needed": True, "global_batch_size": 5},
+            "decrease_batch_size_if_needed",
+        ),
+    ],
+)
+def test_a_refused_flag_that_changes_what_a_batch_must_be_is_told_instead(
+    changes: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(RunError) as fault:
+        check_processes(namespace(**changes))
+    assert str(fault.value) == next(rule.line for rule in RULES if rule.name == name)
+
+
+def test_weight_shards_are_refused_with_a_way_out_that_holds_at_every_tp() -> None:
+    rule = next(rule for rule in RULES if rule.name == "weight_remat")
+    assert rule.line.endswith("drop it.")

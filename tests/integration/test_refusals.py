@@ -141,6 +141,7 @@ def test_a_fine_run_passes() -> None:
     check(namespace(libra_log_file="/dev/null/a.jsonl", rank=0))  # only the last rank writes it
     check(namespace(phase_transition_iterations=[4]))
     check(namespace(step_batch_size_schedule="0:4 64:8"))
+    check(namespace(tensor_parallel_num_weight_shards=1))
 
 
 def test_every_rule_has_a_case() -> None:
