@@ -16,11 +16,15 @@ import tempfile
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "pretrain_gpt.py"
@@ -90,8 +94,20 @@ def _run_all(jobs: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list
         return _collect(waiting)
     finally:
         for process in processes:
-            process.terminate()
-            process.join()
+            _end(process)
+
+
+def _end(process: BaseProcess) -> None:
+    """With all that it started: Megatron's checkpoints start a server that would stay."""
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    process.join()
+    for each in started:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(started, timeout=1)
 
 
 def _context() -> multiprocessing.context.ForkServerContext:
