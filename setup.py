@@ -55,6 +55,9 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["megatron_libra", "megatron_libra.*"]),
+    # An editable install is then a path, not an import hook: beside a checkout in a folder of the
+    # package's name, a hook would be asked after Python has taken that folder for the package.
+    package_dir={"": "."},
     package_data={"megatron_libra": ["py.typed", "simulator/models/*.json"]},
     python_requires=">=3.12",
     install_requires=["numpy>=1.26", "rich>=13.7", "typer>=0.15.4"],
