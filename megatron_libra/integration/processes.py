@@ -73,7 +73,7 @@ def _size_faults(sizes: Mapping[str, int]) -> Iterator[str]:
 
 def _grid_faults(world_size: int, sizes: Mapping[str, int]) -> Iterator[str]:
     products = [math.prod(sizes[name] for name in grid) for grid in GRIDS]
-    started = "1 process is" if world_size == 1 else f"{world_size} processes are"
+    started = f"{_processes(world_size)} {'is' if world_size == 1 else 'are'}"
     told = 0
     for (grid, named), product in zip(GRIDS.items(), products, strict=True):
         # what divides a product that was told is no news
@@ -95,7 +95,7 @@ def _batch_faults(run: Settings, sizes: Mapping[str, int]) -> Iterator[str]:
     for name, size in wrong.items():
         yield (
             f"{name} must be a {'positive ' if size < 1 else ''}multiple of the data-parallel size "
-            f"({data_parallel_size}, of {run.world_size} processes); try "
+            f"({data_parallel_size}, of {_processes(run.world_size)}); try "
             f"{_around(size, data_parallel_size)}."
         )
     if wrong and run.context_parallel_impl == "libra" and run.libra_pool_size > 0:
@@ -144,6 +144,10 @@ def _around(value: int, factor: int) -> str:
     """The multiples of a factor, from the factor on, below and above a value, as a way out."""
     below = value // factor * factor
     return f"{below} or {below + factor}" if below > 0 else str(factor)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _flag(name: str) -> str:

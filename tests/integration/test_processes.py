@@ -223,6 +223,12 @@ def test_a_batch_of_no_sample(flag: str, size: int, data_parallel_size: int) -> 
     )
 
 
+def test_one_process_is_one() -> None:
+    alone = {"tensor_model_parallel_size": 1, "context_parallel_size": 1, "world_size": 1}
+    with pytest.raises(RunError, match=r"data-parallel size \(1, of 1 process\); try 1\."):
+        check_processes(namespace(global_batch_size=0, libra_pool_size=1, **alone))
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
