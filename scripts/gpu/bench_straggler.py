@@ -273,9 +273,9 @@ def main() -> int:
         args.seq_length = [min(512 * 2**i, n) for i, n in enumerate(args.seq_length)]
         args.windows, args.microbatches, args.repeats = 1, 2, 2
     workers = args.workers or (torch.cuda.device_count() if args.device == "cuda" else 2)
-    args.layouts = args.layouts or layouts_of(workers)
+    args.layouts = args.layouts or layouts_of(workers, args.heads)
     for layout in args.layouts:
-        check_layout(layout, workers, parser)
+        check_layout(layout, workers, args.heads, parser)
     job = Job.of("straggler", args, workers)
     job.path.unlink(missing_ok=True)
     body = partial(measure, seed=args.seed, model=args.cost_model)

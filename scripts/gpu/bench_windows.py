@@ -6,7 +6,7 @@ Ulysses takes a window in sampler order, Libra in VRSP order.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bench_common import Case
@@ -21,24 +21,39 @@ ALONE = "1x1"
 """No pools: what plain data parallelism waits for, and the base of a sweep over P."""
 
 
-def layouts_of(num_workers: int) -> list[str]:
-    """Every P x CP of one pool of all workers, and with CP = 1 every smaller P."""
+def layouts_of(num_workers: int, heads: Sequence[str]) -> list[str]:
+    """Every P x CP of one pool of all workers, and with CP = 1 every smaller P. Ulysses needs a CP
+    that divides the query heads."""
     divisors = [n for n in range(1, num_workers + 1) if num_workers % n == 0]
-    whole = [(p, num_workers // p) for p in reversed(divisors)]
+    whole = [
+        (p, num_workers // p)
+        for p in reversed(divisors)
+        if all(shape_of(name).query_heads % (num_workers // p) == 0 for name in heads)
+    ]
     parts = [(p, 1) for p in divisors[:-1]]
     return [f"{p}x{cp}" for p, cp in (*whole, *parts)]
 
 
-def check_layout(layout: str, num_workers: int, parser: argparse.ArgumentParser) -> None:
-    """Leave with a line where a layout is not P x CP of a part of the workers."""
-    sizes = layout.split("x")
+def check_layout(
+    layout: str, num_workers: int, heads: Sequence[str], parser: argparse.ArgumentParser
+) -> None:
+    """Leave with a line where a layout is not P x CP of a part of the workers, or where Ulysses
+    cannot divide the heads by CP."""
+    sizes, known = layout.split("x"), layouts_of(num_workers, heads)
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        parser.error(f"layout ({layout}) must be PxCP, such as {layouts_of(num_workers)[0]}.")
-    if num_workers % (int(sizes[0]) * int(sizes[1])):
+        parser.error(f"layout ({layout}) must be PxCP, such as {known[0]}.")
+    pool_size, cp = map(int, sizes)
+    way_out = f"try one of {', '.join(known)}."
+    if num_workers % (pool_size * cp):
         parser.error(
-            f"P x CP of layout ({layout}) must divide the {num_workers} workers; try one of "
-            f"{', '.join(layouts_of(num_workers))}."
+            f"P x CP of layout ({layout}) must divide the {num_workers} workers; {way_out}"
         )
+    for name in heads:
+        if shape_of(name).query_heads % cp:
+            parser.error(
+                f"CP of layout ({layout}) must divide the query heads of {name}, which Ulysses "
+                f"spreads; {way_out}"
+            )
 
 
 def microbatches(

@@ -122,17 +122,19 @@ def test_a_prediction_is_the_simulator_s():
 def test_layouts_cover_every_factorization():
     from bench_windows import layouts_of
 
-    assert layouts_of(1) == ["1x1"]
-    assert layouts_of(2) == ["2x1", "1x2", "1x1"]
-    assert layouts_of(8) == ["8x1", "4x2", "2x4", "1x8", "1x1", "2x1", "4x1"]
+    heads = ["8q2kv16", "32q4kv128"]
+    assert layouts_of(1, heads) == ["1x1"]
+    assert layouts_of(2, heads) == ["2x1", "1x2", "1x1"]
+    assert layouts_of(8, heads) == ["8x1", "4x2", "2x4", "1x8", "1x1", "2x1", "4x1"]
+    assert layouts_of(6, heads) == ["6x1", "3x2", "1x1", "2x1", "3x1"], "CP 3 divides no heads"
 
 
-@pytest.mark.parametrize("layout", ["3x1", "2", "0x2", "2x2x2", "axb"])
+@pytest.mark.parametrize("layout", ["5x1", "2", "0x2", "2x2x2", "axb", "2x3"])
 def test_a_layout_that_does_not_fit_is_one_line(layout, capsys):
     from bench_windows import check_layout
 
     with pytest.raises(SystemExit):
-        check_layout(layout, 4, argparse.ArgumentParser())
+        check_layout(layout, 6, ["8q2kv16"], argparse.ArgumentParser())
     assert f"layout ({layout})" in capsys.readouterr().err
 
 
