@@ -93,6 +93,7 @@ class PlanCoordinator:
         self._ready: dict[Hashable, ReadyPlan | Exception] = {}
         self._broken: Exception | None = None
         self._has_waited = False
+        self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="libra-plans", daemon=True)
         self._thread.start()
@@ -145,7 +146,8 @@ class PlanCoordinator:
             return found
         problem = found or self._broken
         if problem is not None:
-            raise type(problem)(str(problem)) from problem
+            kind = PlanError if isinstance(problem, PlanError) else ValueError
+            raise kind(str(problem)) from problem
         raise PlanError(
             f"plan {key!r} did not come within {self._timeout_s:g} s (plan_timeout_s); "
             "a rank of the group is dead, behind, or did not request it."
@@ -153,6 +155,7 @@ class PlanCoordinator:
 
     def close(self) -> None:
         """Finish what was requested and stop. Every rank calls it; a dead peer costs seconds."""
+        self._is_closing = True
         self._requests.put(None)
         self._thread.join(CLOSE_S)
         if self._server is not None:
@@ -164,9 +167,9 @@ class PlanCoordinator:
             key, sequences = request
             try:
                 pool = self._exchange(key, sequences)
-                outcome: ReadyPlan | Exception = ReadyPlan(
-                    pool, self._worker, index_plan(pool.worker_plan(self._worker))
-                )
+                # what nobody will take needs no row numbers
+                index = None if self._is_closing else index_plan(pool.worker_plan(self._worker))
+                outcome: ReadyPlan | Exception = ReadyPlan(pool, self._worker, index)
             except ValueError as error:
                 outcome = error
             except Exception as error:

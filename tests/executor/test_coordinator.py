@@ -282,6 +282,27 @@ def test_the_next_plan_after_a_bad_pool() -> None:
         assert again == "PlanError: plan 1 was never requested on this rank; request() it."
 
 
+def close_with_a_backlog() -> float:
+    """Seconds of close() where numbering the rows of each plan takes half a second."""
+
+    def slow(plan: WorkerPlan) -> PlanIndex:
+        time.sleep(0.5)
+        return index_plan(plan)
+
+    coordinator.index_plan = slow
+    plans = start()
+    for number in range(8):
+        plans.request(number, POOLS[0])
+    started = time.monotonic()
+    plans.close()
+    assert not plans._thread.is_alive()
+    return time.monotonic() - started
+
+
+def test_plans_that_nobody_takes_do_not_hold_up_the_end() -> None:
+    assert max(world(close_with_a_backlog, 2)) < 2
+
+
 def without_close() -> str:
     """A run that ends with plans still under way, closing nothing."""
     coordinator = start()
