@@ -70,7 +70,7 @@ def _entry(text: str) -> tuple[int, int]:
         if not colon:
             raise ValueError
         return _number(threshold), _number(size)
-    except ValueError:
+    except (ValueError, OverflowError):  # of infinity
         raise ValueError(
             f"batch size schedule entry {text!r} must be THRESHOLD:GBS with numbers; try 250B:1536."
         ) from None

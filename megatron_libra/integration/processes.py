@@ -121,7 +121,7 @@ def _batches(run: Settings) -> Iterator[tuple[str, int]]:
         raise RunError(f"{flag} replaces {_flag(GBS)} ({run.global_batch_size}); give one of them.")
     try:
         schedule = parse_step_batch_size(run.step_batch_size_schedule, seq_length=run.seq_length)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise RunError(f"{flag}: {error}") from None
     for size in schedule.sizes:
         yield f"{flag} (size {size})", size

@@ -28,6 +28,7 @@ def test_constant() -> None:
         ("64", "entry '64' must be THRESHOLD:GBS"),
         ("0:x", "entry '0:x' must be THRESHOLD:GBS"),
         ("K:8", "entry 'K:8'"),
+        ("0:1e999", "entry '0:1e999' must be THRESHOLD:GBS"),
         ("5:8", r"thresholds \(5,\) \(in samples\) must rise from 0"),
         ("0:8 0:9", r"thresholds \(0, 0\)"),
         ("", r"thresholds \(\)"),
