@@ -15,29 +15,14 @@ from rich.table import Table
 from megatron_libra.cli.request import WindowRequest
 from megatron_libra.plan.pool_plan import PoolPlan
 from megatron_libra.plan.vrsp import WindowOrder, attention_work
+from megatron_libra.simulator.units import bytes_text
 
-__all__ = ["bar", "bytes_text", "show_doctor", "show_order", "show_plan", "show_verify"]
+__all__ = ["bar", "show_doctor", "show_order", "show_plan", "show_verify"]
 
 MAX_ROWS = 64
 BAR_WIDTH = 8
 WIDE = 78
 """Columns from which a terminal has room for the optional columns."""
-
-
-def bytes_text(count: int) -> str:
-    """Bytes in binary units, with three significant digits."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return (
-        f"{count} B"
-        if unit == "B"
-        else f"{amount:.3g} {unit}"
-        if amount < 1000
-        else f"{amount:.0f} {unit}"
-    )
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:

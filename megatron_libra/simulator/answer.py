@@ -33,6 +33,7 @@ def simulation_answer(simulation: Simulation) -> dict[str, Any]:
         },
         "recommendation": {
             **_result(simulation.recommendation.result),
+            "train_with_libra": simulation.recommendation.result.is_faster,
             "reasons": list(simulation.recommendation.reasons),
         },
         "reference": simulation.reference_name,

@@ -83,6 +83,11 @@ class CandidateResult:
     speedup_step: float
     spread: Spread
 
+    @property
+    def is_faster(self) -> bool:
+        """Whether a predicted step is no slower than the reference's; else nothing is gained."""
+        return self.speedup_step >= 1
+
 
 def evaluate(
     candidate: Candidate,

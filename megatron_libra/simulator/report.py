@@ -13,12 +13,12 @@ from megatron_libra.simulator.calibration import BUILT_IN, built_in
 from megatron_libra.simulator.metrics import CandidateResult
 from megatron_libra.simulator.plots import draw
 from megatron_libra.simulator.report_page import PAGE
-from megatron_libra.simulator.run_file import run_file
+from megatron_libra.simulator.run_file import NOTHING, run_file
 from megatron_libra.simulator.simulation import Simulation
+from megatron_libra.simulator.units import GIB, bytes_text, gb_text
 
-__all__ = ["COLUMNS", "columns_of", "html_report", "model_sentence"]
+__all__ = ["COLUMNS", "columns_of", "headings", "html_report", "model_sentence"]
 
-GIB = 2**30
 COLUMNS = {
     "P": "pool size",
     "B": "block size, tokens",
@@ -40,6 +40,12 @@ COLUMNS = {
     "step": "speedup of the step",
 }
 """Columns of the candidate table, with their meaning."""
+AMOUNTS = {
+    "GB": ("bytes", "pool_bytes", 1e9, 1),
+    "GB worker": ("bytes worker", "worker_bytes", 1e9, 2),
+    "K/V GiB": ("K/V", "resident_kv_bytes", GIB, 2),
+}
+"""Column -> its heading where all amounts are small, the result's field, the unit, decimals."""
 CAPTIONS = {
     "distribution": "Lengths of all samples as they attend, after packing.",
     "skew": "The first planned step. Grey: every packed sequence on its own CP group, as without "
@@ -58,6 +64,7 @@ CAPTIONS = {
 def columns_of(result: CandidateResult, simulation: Simulation) -> list[str]:
     """The cells of one candidate, in the order of COLUMNS."""
     c = result.candidate
+    pool_bytes, worker_bytes, kv_bytes = (_amount(name, result, simulation) for name in AMOUNTS)
     known = [(s.pool_size, s.scope) for s in simulation.skew]
     pools = steps = "-"
     if (c.pool_size, c.scope) in known:
@@ -73,16 +80,39 @@ def columns_of(result: CandidateResult, simulation: Simulation) -> list[str]:
         pools,
         f"{result.intra_imbalance:.3f}",
         steps,
-        f"{result.pool_bytes / 1e9:.1f}",
-        f"{result.worker_bytes / 1e9:.2f}",
+        pool_bytes,
+        worker_bytes,
         f"{result.tile_over_target:.2f}",
-        f"{result.resident_kv_bytes / GIB:.2f}",
+        kv_bytes,
         _ms(result.layer_ms),
         _ms(result.step_ms),
         f"{result.speedup_mean:.2f}x",
         f"{result.speedup_worst:.2f}x",
         f"{result.speedup_step:.2f}x",
     ]
+
+
+def headings(simulation: Simulation) -> dict[str, str]:
+    """Column -> its heading. Small jobs have no GB: their cells bring their own units."""
+    return {
+        name: AMOUNTS[name][0] if name in AMOUNTS and _is_small(name, simulation) else name
+        for name in COLUMNS
+    }
+
+
+def _amount(name: str, result: CandidateResult, simulation: Simulation) -> str:
+    _, field, unit, digits = AMOUNTS[name]
+    count = float(getattr(result, field))
+    if _is_small(name, simulation):
+        return bytes_text(round(count))
+    return f"{count / unit:.{digits}f}"
+
+
+def _is_small(name: str, simulation: Simulation) -> bool:
+    """Whether the column's decimals would show a tenth or more of its largest amount as nothing."""
+    _, field, unit, digits = AMOUNTS[name]
+    results = (*simulation.references.values(), *simulation.finalists, *simulation.screened)
+    return bool(max(getattr(each, field) for each in results) < unit * 10 ** (1 - digits))
 
 
 def _ms(value: float) -> str:
@@ -93,11 +123,13 @@ def html_report(simulation: Simulation) -> str:
     """The report; ValueError if matplotlib is not installed."""
     best = simulation.recommendation.result
     references = list(simulation.references.values())
+    reasons = (*([] if best.is_faster else [NOTHING]), *simulation.recommendation.reasons)
+    shown = headings(simulation)
     return PAGE.substitute(
         title=escape(f"libra simulate: {simulation.corpus_name}"),
         subtitle=escape(_subtitle(simulation)),
         cards=_cards(simulation),
-        reasons="".join(f"<li>{escape(r)}</li>" for r in simulation.recommendation.reasons),
+        reasons="".join(f"<li>{escape(r)}</li>" for r in reasons),
         run_file=escape(run_file(simulation)),
         sampling=escape(simulation.sampling.sentence),
         model=escape(model_sentence(simulation)),
@@ -105,7 +137,7 @@ def html_report(simulation: Simulation) -> str:
         reference=escape(simulation.reference_name),
         finalists=_table([*references, *simulation.finalists], best, simulation),
         screened=_table(simulation.screened, best, simulation),
-        meanings="".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in COLUMNS.items()),
+        meanings="".join(f"<dt>{shown[k]}</dt><dd>{escape(v)}</dd>" for k, v in COLUMNS.items()),
     )
 
 
@@ -137,12 +169,13 @@ def model_sentence(simulation: Simulation) -> str:
 
 def _cards(simulation: Simulation) -> str:
     best, candidate = simulation.recommendation.result, simulation.recommendation.result.candidate
+    choice = "configuration" if best.is_faster else "best of those tried"
     cards = {
-        "configuration": f"P {candidate.pool_size} &middot; B {candidate.block_size} &middot; "
+        choice: f"P {candidate.pool_size} &middot; B {candidate.block_size} &middot; "
         f"H {candidate.head_split}",
         f"step against {simulation.reference_name}": f"{best.speedup_step:.2f}x",
         "slowest microbatch": f"{best.speedup_worst:.2f}x",
-        "most loaded worker": f"{best.worker_bytes / 1e9:.2f} GB",
+        "most loaded worker": gb_text(best.worker_bytes),
         "heaviest tile": f"{best.tile_over_target:.2f} C",
     }
     return "".join(f"<div><b>{value}</b><span>{name}</span></div>" for name, value in cards.items())
@@ -160,7 +193,10 @@ def _figure(simulation: Simulation, name: str) -> str:
 def _table(
     results: Sequence[CandidateResult], best: CandidateResult, simulation: Simulation
 ) -> str:
-    head = "".join(f'<th title="{escape(text)}">{name}</th>' for name, text in COLUMNS.items())
+    shown = headings(simulation)
+    head = "".join(
+        f'<th title="{escape(text)}">{shown[name]}</th>' for name, text in COLUMNS.items()
+    )
     rows = [
         f"<tr{_mark(each, best)}>"
         + "".join(f"<td>{cell}</td>" for cell in columns_of(each, simulation))
@@ -172,4 +208,4 @@ def _table(
 
 def _mark(result: CandidateResult, best: CandidateResult) -> str:
     """The attribute that makes the recommended row stand out."""
-    return ' class="best"' if result.candidate == best.candidate else ""
+    return ' class="best"' if best.is_faster and result.candidate == best.candidate else ""

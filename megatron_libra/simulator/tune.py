@@ -13,12 +13,12 @@ from megatron_libra.simulator.candidates import Candidate
 from megatron_libra.simulator.metrics import CandidateResult
 from megatron_libra.simulator.simulation import Recommendation
 from megatron_libra.simulator.skew import PoolSkew
+from megatron_libra.simulator.units import GIB, gb_text, gib_text
 
 __all__ = ["recommend"]
 
 EQUAL = 0.01
 """Ratio of predicted steps below which two configurations count as equally fast."""
-GIB = 2**30
 
 
 def recommend(
@@ -180,19 +180,17 @@ def _scopes(
 
 def _traffic(chosen: CandidateResult, reference: CandidateResult) -> str:
     return (
-        f"The most loaded worker moves {chosen.worker_bytes / 1e9:.2f} GB in a layer's forward "
-        f"({reference.worker_bytes / 1e9:.2f} GB with {_name(reference)}), a pool "
-        f"{chosen.pool_bytes / 1e9:.1f} GB, {chosen.inter_node_share:.0%} of it between nodes; "
+        f"The most loaded worker moves {gb_text(chosen.worker_bytes)} in a layer's forward "
+        f"({gb_text(reference.worker_bytes)} with {_name(reference)}), a pool "
+        f"{gb_text(chosen.pool_bytes, 1)}, {chosen.inter_node_share:.0%} of it between nodes; "
         f"{1 - chosen.compute_share:.0%} of the attention time is communication that nothing hides."
     )
 
 
 def _memory(chosen: CandidateResult, max_kv_gib: float | None) -> str:
     limit = "" if max_kv_gib is None else f" (limit {max_kv_gib:g} GiB)"
-    return (
-        f"A worker holds at most {chosen.resident_kv_bytes / GIB:.2f} GiB of one layer's K and V"
-        f"{limit}."
-    )
+    held = gib_text(chosen.resident_kv_bytes)
+    return f"A worker holds at most {held} of one layer's K and V{limit}."
 
 
 def _choice(
@@ -215,7 +213,7 @@ def _warnings(chosen: CandidateResult) -> list[str]:
         found.append(
             f"Warning: the predicted gain is {chosen.speedup_step - 1:.0%} of a step; the "
             "attention of this corpus is nearly balanced as it is, or too small to be worth moving."
-            + (" Train without libra." if chosen.speedup_step < 1 else "")
+            + (" Train without libra." if not chosen.is_faster else "")
         )
     if chosen.tile_over_target > 1:
         found.append(
@@ -245,4 +243,4 @@ def _step(result: CandidateResult) -> tuple[float, Candidate]:
 
 
 def _ratio(number: float, base: float) -> str:
-    return f"{number / base:.1f}x" if base else f"{number / 1e9:.2f} GB against none of"
+    return f"{number / base:.1f}x" if base else f"{gb_text(number)} against none of"

@@ -109,11 +109,16 @@ def test_scopes_are_compared(result: CandidateResult) -> None:
 def test_a_run_reads_the_file_back(simulation: Simulation, tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     path = tmp_path / "libra.yaml"
-    path.write_text(run_file(simulation))
+    best = replace(simulation.recommendation.result, speedup_step=2.0)
+    recommendation = replace(simulation.recommendation, result=best)
+    path.write_text(run_file(replace(simulation, recommendation=recommendation)))
     parser = add_arguments(argparse.ArgumentParser())
     for name in ("seq-length", "context-parallel-size", "pipeline-model-parallel-size",
                  "global-batch-size", "micro-batch-size"):  # fmt: skip
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--attention-dropout", type=float)
+    for name in ("dataloader-inter-document-masking", "calculate-per-token-loss"):
+        parser.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args(expand(load(path), parser))
     assert args.context_parallel_impl == "libra"
     chosen = simulation.recommendation.result.candidate
