@@ -15,7 +15,8 @@ __all__ = ["TOLERANCE", "comparison", "largest_difference", "skew_tables"]
 TOLERANCE = 1e-5
 """Relative difference of two losses that summing in another order in float32 may cause."""
 BAR = 18
-CAPTION = """\
+CAPTION = f"""\
+loss diff  relative: divided by {BASELINE}' loss; largest without its sign
 slowest    load of the slowest worker / mean load (1 is balance)
 imbalance  mean over the iterations of: slowest - 1
 straggler  query-key pairs that the job waits for, all iterations
@@ -77,8 +78,13 @@ def _skew_table(skew: Skew) -> Table:
 
 def largest_difference(run: RunResult, baseline: RunResult) -> float:
     """Largest relative difference of two runs' losses."""
+    return float(np.max(np.abs(_differences(run, baseline))))
+
+
+def _differences(run: RunResult, baseline: RunResult) -> np.ndarray:
+    """Relative, by iteration."""
     ours, theirs = np.array(run.losses), np.array(baseline.losses)
-    return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
+    return (ours - theirs) / np.abs(theirs)
 
 
 def comparison(runs: list[RunResult]) -> Table:
@@ -95,7 +101,7 @@ def comparison(runs: list[RunResult]) -> Table:
         table.add_row(
             f"iter {record['iteration']}",
             f"{baseline.losses[index]:.6f}",
-            *(f"{run.losses[index] - baseline.losses[index]:+.1e}" for run in others),
+            *(f"{_differences(run, baseline)[index]:+.1e}" for run in others),
             *(f"{_slowest(run)[index]:.3f}" for run in runs),
         )
     table.add_section()

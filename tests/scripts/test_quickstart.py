@@ -185,7 +185,9 @@ def test_the_table_compares_with_the_baseline(tmp_path):
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(comparison(runs))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "iter 2 4.000000 +4.0e-04 1.300 1.000" in lines
+    assert "iter 2 4.000000 +1.0e-04 1.300 1.000" in lines  # one unit: 4e-4 is 1e-4 of 4
+    assert "largest 1.0e-04 1.500 1.020" in lines
+    assert "loss diff relative: divided by ulysses' loss; largest without" in " ".join(lines)
     assert "imbalance 0.400 0.010" in lines
     assert "moved 2.00 MB 2.00 MB" in lines
     plot_losses(runs, tmp_path / "plot.png")
