@@ -40,6 +40,8 @@ CPU_TOKENS, CPU_FLOPS = 512, 5e8
 QUICK_TOKENS, QUICK_FLOPS = 16_384, 2e12
 HEADS_HELP = "Query x kv heads of the calls, such as 8x1,32x4; default: those of usual layers."
 MEASURING = ("kernel", "head_dim", "heads", "device", "seconds", "quick")
+ROUGH = 0.25
+"""Median relative error above which a model is not for decisions."""
 LinkNumber = Annotated[float | None, typer.Option(min=0, help="Not measured, but this.")]
 
 
@@ -97,6 +99,7 @@ def calibrate(
     found = fit_model(measured, name=out.stem, given=known, transport=transport)
     out.write_text(json.dumps(model_json(found.model), indent=2) + "\n", encoding="utf-8")
     _show(measured, found, out, as_json)
+    _warn_if_rough(found)
 
 
 def _wish(
@@ -181,7 +184,20 @@ def _show(measured: Measurements, found: Calibration, out: Path, as_json: bool) 
     for key, source in found.sources.items():
         console.print(f"{key} {getattr(found.model, key):.4g} ({source})")
     console.print(f"gather_gb_s {found.model.gather_gb_s:.4g} (measured)")
-    console.print(f"Written: {out}")
+    console.print(f"Written: {out}", soft_wrap=True)
+    console.print(f"Next: libra simulate CORPUS --cost-model {out}", soft_wrap=True)
+
+
+def _warn_if_rough(found: Calibration) -> None:
+    """One line on stderr, also beside --json, if the model is far from what was measured."""
+    errors = [each for fit in found.validations for each in (fit.fitted, fit.workers) if each]
+    worst = max((each.median for each in errors), default=0.0)
+    if not worst <= ROUGH:
+        typer.echo(
+            f"Warning: median errors up to {worst:.0%}; this model is not for decisions; raise "
+            "--seconds or drop --quick.",
+            err=True,
+        )
 
 
 def _error_table(found: Calibration) -> Table:

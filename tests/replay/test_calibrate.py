@@ -145,6 +145,30 @@ def test_the_command_names_the_file_of_a_single_call(
     assert len(json.loads(path.read_text())["calls"]) == 1 and not out.exists()
 
 
+def test_a_model_that_fits_badly_is_not_written_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "calls.json", tmp_path / "x.json"
+    measured = _measurements()
+    noise = np.random.default_rng(1)
+    wild = [
+        replace(each, seconds=CallSeconds(*(noise.lognormal(0, 2, 2) * 1e-3)))
+        for each in measured.calls
+    ]
+    for calls, warned in ((measured.calls, False), (tuple(wild), True)):
+        write_measurements(path, replace(measured, calls=calls))
+        assert not _libra("--from-calls", path, "--out", out, monkeypatch=monkeypatch)
+        captured = capsys.readouterr()
+        text = " ".join(captured.out.split())
+        assert f"libra simulate CORPUS --cost-model {out}" in text.replace(" x.json", "x.json")
+        assert ("Warning: median errors up to" in captured.err) == warned
+        assert captured.err.count("\n") == warned and "Warning" not in text
+    assert not _libra("--from-calls", path, "--out", out, "--json", monkeypatch=monkeypatch)
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert "not for decisions; raise --seconds or drop --quick" in captured.err
+
+
 def test_links_that_cannot_be_measured_cost_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come first: what fails in seconds does not throw minutes of calls away."""
 
