@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from megatron_libra import LibraConfig
 from megatron_libra.cli import main
+from megatron_libra.integration.telemetry import IterationReport
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/log.md",
     "docs/paper_map.md",
     "docs/replay.md",
     "docs/simulator.md",
@@ -26,7 +30,7 @@ DOCUMENTS = [
     "docs/results/speed.md",
     "patches/README.md",
 ]
-FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests")
+FOLDERS = ("megatron_libra", "configs", "scripts", "patches", "docs", "tests", "examples")
 
 
 def run(arguments, monkeypatch, capsys):
@@ -94,6 +98,37 @@ def test_the_readme_s_plan_is_what_libra_plan_prints(tmp_path, capsys, monkeypat
     assert not stale, f"copy what `libra plan` prints for its POOL.json into README.md: {stale}"
 
 
+def test_the_readme_s_window_is_read_and_has_every_key(tmp_path, capsys, monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    request = textwrap.dedent(re.search(r"\n    \{\"sequences\"[^}]*\"scope\"[^}]*\}\n", text)[0])
+    assert set(json.loads(request)) == {
+        "sequences", "pool_size", "data_parallel_size", "pipeline_parallel_size", "scope",
+    }  # fmt: skip
+    window = tmp_path / "WINDOW.json"
+    window.write_text(request)
+    assert "8 sequences = 4 pools of 2" in run(["order", str(window)], monkeypatch, capsys)
+
+
+def test_the_log_s_legend_has_every_key_and_the_line_as_it_is_written():
+    text = (ROOT / "docs" / "log.md").read_text()
+    names = [field.name for field in fields(IterationReport)]
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == names
+    numbers = dict.fromkeys(names, 0.5) | {"iteration": 2, "losses": {}}
+    written = re.sub(r"[\d.]+(?:E[+-]\d+)?", "#", IterationReport(**numbers).line())
+    shown = re.sub(r"[\d.]+(?:E[+-]\d+)?", "#", " ".join(text.split("\n\n")[1].split()))
+    assert shown == " ".join(written.split())
+
+
+def test_words_and_letters_of_the_readme_are_in_the_word_list():
+    words = (ROOT / "docs" / "paper_map.md").read_text().split("## Sections")[0]
+    introduced = re.search(
+        r"words and letters of this project \(([^)]*)\)",
+        " ".join((ROOT / "README.md").read_text().split()),
+    )[1]
+    missing = [word for word in introduced.split(", ") if f"| {word} |" not in words]
+    assert not missing and len(introduced) > 20, missing
+
+
 def test_the_readme_leads_to_every_document():
     linked = set(re.findall(r"\]\(([\w/.-]+)\)", (ROOT / "README.md").read_text()))
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
@@ -110,3 +145,10 @@ def test_the_simulator_s_speedups_are_what_libra_simulate_prints(capsys, monkeyp
     rows = run(command, monkeypatch, capsys).split("Recommended")[0].splitlines()
     printed = [row.split()[-1] for row in rows if row.endswith("x") or row.endswith("x ")]
     assert printed[2:] == list(shown), "run the commands of docs/simulator.md again, all of them"
+
+
+def test_the_smallest_run_file_warms_up_within_any_number_of_iterations():
+    """Megatron asserts that the warm-up is shorter than the run; the README runs two iterations."""
+    settings = yaml.safe_load((ROOT / "configs" / "tiny_cpu.yaml").read_text())
+    assert not {"lr-warmup-iters", "lr-warmup-samples"} & settings.keys()
+    assert 0 <= settings["lr-warmup-fraction"] < 1
