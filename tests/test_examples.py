@@ -71,7 +71,7 @@ def test_a_start_without_torchrun_is_refused():
 def test_the_readme_shows_the_layer_s_code():
     """Line by line, so that nobody copies what does not run."""
     readme = (ROOT / "README.md").read_text()
-    shown = readme.split("examples/layer.py\n\n", 1)[1].split("A worker's tokens")[0]
+    shown = readme.split("in your own layers:")[1].split("A worker's tokens")[0]
     code = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
     code = [line.split("  #")[0].strip() for line in code if not line.startswith("#")]
     source = " ".join(LAYER.read_text().split())
