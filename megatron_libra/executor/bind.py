@@ -2,8 +2,8 @@
 
 In: PlanIndex (row numbers, host), or the WorkerPlan that it is made of. Out: BoundPlan (index
 tensors, device). All index arrays travel in one pinned, non-blocking copy; nothing waits for the
-device. Later code only gathers rows by these
-indices: a scatter is several times slower than a gather with the inverse permutation.
+device. Later code only gathers rows by these indices: a scatter is several times slower than a
+gather with the inverse permutation.
 """
 
 from __future__ import annotations
