@@ -50,14 +50,21 @@ class ReadyPlan:
     pool: PoolPlan
     worker: int
     """Whose part this rank computes."""
-    index: PlanIndex | None
+    index: PlanIndex | None = None
     """Row numbers of that part, until they are taken."""
+
+    def number_rows(self) -> None:
+        """Make the row numbers."""
+        self.index = index_plan(self.pool.worker_plan(self.worker))
 
     def take_index(self) -> PlanIndex:
         """The row numbers, which are forgotten here: they may have 100 MB, and Megatron keeps a
         batch to the end of its iteration. Who asks again, for a rerun, waits for new ones."""
+        if self.index is None:
+            self.number_rows()
         index, self.index = self.index, None
-        return index_plan(self.pool.worker_plan(self.worker)) if index is None else index
+        assert index is not None
+        return index
 
 
 class PlanCoordinator:
@@ -166,10 +173,10 @@ class PlanCoordinator:
         while (request := self._requests.get()) is not None:
             key, sequences = request
             try:
-                pool = self._exchange(key, sequences)
-                # what nobody will take needs no row numbers
-                index = None if self._is_closing else index_plan(pool.worker_plan(self._worker))
-                outcome: ReadyPlan | Exception = ReadyPlan(pool, self._worker, index)
+                ready = ReadyPlan(self._exchange(key, sequences), self._worker)
+                if not self._is_closing:  # what nobody will take needs no row numbers
+                    ready.number_rows()
+                outcome: ReadyPlan | Exception = ready
             except ValueError as error:
                 outcome = error
             except Exception as error:
