@@ -48,13 +48,15 @@ SCALING_COLUMNS = (
     *("name", "seq_length", "dp", "cp"),
     *("ulysses_tokens_s_gpu", "ulysses_efficiency", "ulysses_predicted_efficiency"),
     *("libra_tokens_s_gpu", "libra_efficiency", "libra_predicted_efficiency", "speedup"),
-    *("predicted_speedup", "error_speedup", "bound_time", "bound_flops", "max_loss_difference"),
+    *("predicted_speedup", "error_speedup", "bound_time", "bound_flops"),
+    *("max_loss_difference", "ulysses_loss_difference"),
 )
 PIPELINE_COLUMNS = (
     *("name", "seq_length", "dp", "cp", "pp"),
     *("ulysses_work_spread", "libra_work_spread", "ulysses_forward_spread"),
     *("libra_forward_spread", "ulysses_tokens_s", "libra_tokens_s", "speedup"),
-    *("predicted_speedup", "error_speedup", "max_loss_difference"),
+    *("predicted_speedup", "error_speedup"),
+    *("max_loss_difference", "ulysses_loss_difference"),
 )
 
 

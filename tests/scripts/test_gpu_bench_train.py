@@ -71,6 +71,23 @@ def test_the_bound_is_ulysses_without_what_is_above_the_mean():
     assert again["bound_time"] == pytest.approx(30 / 24)
 
 
+def test_losses_differ_beside_what_ulysses_differs_from_itself():
+    from bench_models import MODELS
+    from bench_train import compare
+
+    args = SimpleNamespace(warmup=0, microbatches=2, seq_length=100, kernel="a", transport="b")
+    first, second, third, ours = (
+        job_of(30.0, 1500) | {"losses": losses}
+        for losses in ([2.0, 1.0], [2.0, 1.25], [1.875, 1.0], [2.5, 1.0])
+    )
+    done = {"ulysses": [first, second, third], "libra": [ours]}
+    found = compare(args, MODELS["small"].tiny, done, {}, layout=(2, 1, 1))
+    assert found["max_loss_difference"] == 0.5
+    assert found["ulysses_loss_difference"] == 0.25
+    alone = compare(args, MODELS["small"].tiny, done | {"ulysses": [first]}, {}, layout=(2, 1, 1))
+    assert alone["ulysses_loss_difference"] == "none"
+
+
 def test_flops_and_parameters_of_a_model():
     """By hand: qkv and output 64 x (4 + 2 * 2 + 4) * 16, swiglu 3 x 64 x 128, two vocabularies."""
     from bench_models import MODELS
