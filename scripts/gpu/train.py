@@ -46,7 +46,8 @@ def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
     command += ["--standalone", "-m", "megatron_libra.run", str(ROOT / "scripts" / script), *words]
     # Megatron wants this variable for context parallelism on GPUs before Blackwell
-    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    # and its warm-up of torch.compile takes tens of seconds in each of the six trainings
+    environment = {"TORCHDYNAMO_DISABLE": "1"} | os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with log.open("w") as file:
         done = subprocess.run(
             [*command, *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
