@@ -7,16 +7,14 @@ libra bench plans --table all --write docs/results/planning.md     everything, i
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table as RichTable
 
 from megatron_libra.bench.catalog import TABLES, table_specs
@@ -28,6 +26,7 @@ from megatron_libra.cli.given_options import given_options, refuse_given
 from megatron_libra.cli.options import MAX_PROCESSES
 from megatron_libra.cli.output_files import require_writable
 from megatron_libra.cli.pool_size import MAX_WORKERS
+from megatron_libra.cli.progress import show_progress
 from megatron_libra.cli.request import faults_of
 from megatron_libra.config import MAX_INTEGER
 from megatron_libra.data.corpora import CORPORA
@@ -183,20 +182,14 @@ def _replaced(path: Path, document: str, tables: dict[str, str]) -> str:
 
 
 def _compute(specs: list[TableSpec], num_processes: int) -> list[Table]:
-    tables = []
-    with TaskPool(num_processes) as pool, _progress(specs) as step:
-        for spec in specs:
-            tables.append(compute_table(spec, pool, done=lambda finished, total: step()))
-    return tables
+    total, numbers = sum(len(spec.rows) for spec in specs), itertools.count(1)
+    with TaskPool(num_processes) as pool, show_progress() as told:
+        step = told("planning")
 
+        def done(*of_its_table: int) -> None:
+            step(next(numbers), total)
 
-@contextmanager
-def _progress(specs: list[TableSpec]) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, a step for each row, so that stdout stays the answer."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("Planning", total=sum(len(spec.rows) for spec in specs))
-        yield lambda: progress.advance(bar)
+        return [compute_table(spec, pool, done=done) for spec in specs]
 
 
 def _show(tables: list[Table]) -> None:

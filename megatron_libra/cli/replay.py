@@ -18,6 +18,7 @@ import typer
 
 from megatron_libra.cli.options import MAX_PROCESSES, option, size_option
 from megatron_libra.cli.output_files import files_read, require_writable
+from megatron_libra.cli.progress import show_progress
 from megatron_libra.cli.replay_measuring import Measuring
 from megatron_libra.cli.replay_options import check_options
 from megatron_libra.cli.replay_request import (
@@ -31,7 +32,6 @@ from megatron_libra.cli.replay_request import (
 )
 from megatron_libra.cli.replay_run import figure_5, finish
 from megatron_libra.cli.replay_size import check_samples, check_sizes
-from megatron_libra.cli.simulation import show_progress
 from megatron_libra.config import CHOICES
 from megatron_libra.replay.archive import load_replay, save_replay
 from megatron_libra.replay.figures import FIGURES, Choices

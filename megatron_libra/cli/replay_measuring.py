@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_libra.cli.simulation import show_progress
+from megatron_libra.cli.progress import show_progress
 from megatron_libra.replay.replay import Replay
 from megatron_libra.replay.sampling import (
     ModelError,

@@ -19,6 +19,7 @@ from megatron_libra.cli.corpus_name import check_corpus_name
 from megatron_libra.cli.json_reader import short
 from megatron_libra.cli.options import MAX_PROCESSES, option, size_option
 from megatron_libra.cli.output_files import files_read, require_writable
+from megatron_libra.cli.progress import show_progress
 from megatron_libra.cli.request import MAX_HEAD_DIM, MAX_HEADS
 from megatron_libra.cli.simulate_heads import ModelHeads
 from megatron_libra.cli.simulate_size import (
@@ -26,7 +27,7 @@ from megatron_libra.cli.simulate_size import (
     check_candidates,
     check_preset,
 )
-from megatron_libra.cli.simulation import show_progress, show_simulation
+from megatron_libra.cli.simulation import show_simulation
 from megatron_libra.config import (
     DEFAULT_LOAD_SLACK,
     MAX_INTEGER,

@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group.add_argument(
         "--libra-log-file",
         metavar="FILE",
-        help="File to which rank 0 appends one JSON line an iteration: imbalances (ratios), bytes, "
-        "straggler pairs, planning time (ms).",
+        help="File to which the last rank appends one JSON line an iteration: imbalances (ratios), "
+        "bytes, straggler pairs, planning time (ms).",
     )
     group.add_argument(
         "--libra-keep-one-queue",

@@ -205,15 +205,21 @@ def _serve(body: Body, cases: Sequence[Case], job: Job, line: Callable[[Case], s
 
 def append(path: Path, record: Case) -> None:
     """Add one JSON line, with when, where and by which version it was measured."""
+    before = path.read_bytes() if path.exists() else b""
+    cut_off = bool(before) and not before.endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**record, **_origin()}) + "\n")
+        file.write("\n" * cut_off + json.dumps({**record, **_origin()}) + "\n")
 
 
 def read_rows(path: Path) -> list[Case]:
-    """All records of a file that have no error."""
-    if not path.exists():
-        return []
-    rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    """All records of a file that have no error; a line that a killed run left is named."""
+    rows = []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, text in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"{path}, line {number} is not whole: left out", flush=True)
     return [row for row in rows if "error" not in row]
 
 

@@ -20,7 +20,7 @@ hidden    1 - (layer - compute) / exchange, each of the slowest worker; layer - 
 
 Twice, in fresh processes: CUDA_DEVICE_MAX_CONNECTIONS unset, and 1 as Megatron asks for. The part
 `memory` gives MiB of a layer above its inputs on the worker with the most, save and refetch; a wait
-for the device in it is an error. About 170 s on two H200s.
+for the device in it is an error. About 340 s on two H200s.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def line(record: Case) -> str:
 
 
 def flags() -> argparse.ArgumentParser:
-    parser = arguments(__doc__, seconds=230)
+    parser = arguments(__doc__, seconds=400)
     parser.add_argument("--workers", type=int, default=None, help="GPUs; by default all")
     parser.add_argument("--transports", nargs="+", default=["symmetric", "nccl"])
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS)[:2])

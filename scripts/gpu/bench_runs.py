@@ -33,7 +33,7 @@ __all__ = ["Run", "RunFailed", "kernel_rate", "write_corpus"]
 
 EOD = VOCAB_SIZE - 1
 RECORD = re.compile(
-    r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): ([0-9.]+).*?lm loss: ([0-9.E+-]+)"
+    r"iteration +\d+/.*?elapsed time per iteration \(ms\): ([0-9.]+).*?lm loss: [0-9.E+-]+"
 )
 STAGE = re.compile(r"^\[([^\]]+)\] datetime: (\S+ \S+)", re.MULTILINE)
 STOP_SECONDS = 40
@@ -166,15 +166,16 @@ class Run:
             raise RunFailed(
                 f"{self.name} {what} after {len(found)} iterations, {log}:\n{end(text)}"
             )
+        records = [json.loads(line) for line in telemetry.read_text().splitlines()]
         return {
-            "elapsed_ms": [float(ms) for _, ms, _ in found],
-            "losses": [float(loss) for _, _, loss in found],
+            "elapsed_ms": each_ms([float(ms) for ms in found]),
+            "losses": [record["losses"]["lm loss"] for record in records],
             "wall_s": time.time() - launched,
             "startup_s": {
                 stage: datetime.fromisoformat(when).timestamp() - launched
                 for stage, when in STAGE.findall(text)
             },
-            "telemetry": [json.loads(line) for line in telemetry.read_text().splitlines()],
+            "telemetry": records,
             "forwards": read_forwards(folder),
         }
 
@@ -197,6 +198,12 @@ class Run:
                 return None
             finally:
                 stop(process)
+
+
+def each_ms(logged: list[float]) -> list[float]:
+    """Times of the iterations. Megatron's second line is the mean of the first two iterations: the
+    first line, which comes whatever --log-interval is, does not begin a new mean."""
+    return [*logged[:1], *(2 * second - logged[0] for second in logged[1:2]), *logged[2:]]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

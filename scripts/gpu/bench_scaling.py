@@ -29,7 +29,7 @@ import statistics
 import sys
 from dataclasses import asdict
 
-from bench_common import Case, Job, append, read_rows, show
+from bench_common import Case, Job, append, read_rows, require_device, show
 from bench_forwards import attention_of, forward_spread, rest_of, step_ms
 from bench_models import Model
 from bench_prediction import add_cost_model, cost_model_of, error_percent
@@ -90,7 +90,7 @@ def base_of(rows: list[Case], result: Case) -> Case | None:
         for row in rows
         if "comparison" in row
         and (row["dp"], row["pp"]) == (1, 1)
-        and all(row[name] == result[name] for name in same)
+        and all(row.get(name) == result[name] for name in same)
     ]
     return found[-1] if found else None
 
@@ -173,15 +173,14 @@ def measure(
 
 
 def main() -> int:
-    parser = flags(__doc__, seconds=580)
-    parser.add_argument("--context-parallel", type=int, default=1)
+    parser = flags(__doc__, seconds=580, turns=1)
     parser.add_argument("--layouts", nargs="+", help="DPxCPxPP; by default see above")
     parser.add_argument("--keep", action="store_true", help="keep the lines of earlier calls")
-    parser.add_argument("--turns", type=int, default=1, help="runs of each implementation")
     add_cost_model(parser)
     args = parser.parse_args()
     cost_model_of(args, parser)  # leaves where there is none
-    model = settle(args)
+    require_device(args.device)
+    model = settle(args, parser)
     layouts = layouts_of(args, parser)
     job = Job.of("scaling", args, args.gpus)
     if not args.keep:

@@ -39,6 +39,7 @@ from bench_common import (
     arguments,
     print_block,
     read_rows,
+    require_device,
     run_cases,
     show,
 )
@@ -57,10 +58,12 @@ COLUMNS = (
 )
 
 
-def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
+def flags(doc: str, seconds: float, *, turns: int) -> argparse.ArgumentParser:
     """The flags of this benchmark and of bench_scaling.py."""
     parser = arguments(doc, seconds=seconds)
     parser.add_argument("--gpus", type=int, default=None, help="by default all")
+    parser.add_argument("--context-parallel", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=turns, help="runs of each implementation")
     parser.add_argument("--preset", choices=CORPORA, default="longtail-256k")
     parser.add_argument("--seq-length", type=int, default=65536)
     parser.add_argument("--microbatches", type=int, default=2, help="of a replica in a step")
@@ -87,10 +90,20 @@ def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
     return parser
 
 
-def settle(args: argparse.Namespace) -> Model:
-    """Fill in what depends on other flags; returns the model."""
+def settle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Model:
+    """Fill in what depends on other flags; returns the model. Leaves with a line where a size
+    cannot be."""
     if args.gpus is None:
         args.gpus = torch.cuda.device_count() if args.device == "cuda" else 2
+    sizes = ("gpus", "context_parallel", "turns", "seq_length", "microbatches", "iterations")
+    for name, least in (*((size, 1) for size in sizes), ("warmup", 0)):
+        if getattr(args, name) < least:
+            flag = f"--{name.replace('_', '-')}"
+            parser.error(f"{flag} ({getattr(args, name)}) must be at least {least}.")
+    if args.gpus % args.context_parallel:
+        parser.error(
+            f"--context-parallel ({args.context_parallel}) must divide the {args.gpus} GPUs."
+        )
     args.out = args.out.resolve()  # trainings run in the repository's root
     if args.tiny:
         args.seq_length, args.iterations, args.warmup, args.block_size = 512, 2, 1, 64
@@ -258,11 +271,10 @@ def loss_difference(run: Case, other: Case) -> float:
 
 
 def main() -> int:
-    parser = flags(__doc__, seconds=235)
-    parser.add_argument("--context-parallel", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=2, help="runs of each implementation")
+    parser = flags(__doc__, seconds=235, turns=2)
     args = parser.parse_args()
-    model = settle(args)
+    require_device(args.device)
+    model = settle(args, parser)
     args.turns = 1 if args.tiny else args.turns
     layout = (args.gpus // args.context_parallel, args.context_parallel, 1)
     job = Job.of("train", args, args.gpus)

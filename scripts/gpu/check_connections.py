@@ -45,6 +45,10 @@ def shares(way):
 
 
 def main():
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("error: no CUDA device here; the question is about one.")
     found = {}
     for value, way in map(str.split, WAITS):
         variable = ["-u", NAME] if value == "unset" else [f"{NAME}={value}"]

@@ -46,7 +46,7 @@ class SyncWatch:
         self.total += 1
         if any(f.filename.endswith(GROWTH[0]) and f.name == GROWTH[1] for f in outside):
             self.growths[self._iteration()] += 1
-        elif PACKAGE in outside[-1].filename:
+        elif outside and PACKAGE in outside[-1].filename:
             self.ours[f"{outside[-1].filename}:{outside[-1].lineno}"] += 1
 
     def problem(self, train_iters: int) -> str | None:

@@ -13,16 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import torch
+from bench_runs import EAGER, end
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "quickstart"))
 LIMIT = 6.5e-4
-LOSS = re.compile(r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+)")
 MODEL = shlex.split("""
 --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 8
 --group-query-attention --num-query-groups 2 --kv-channels 128 --position-embedding-type rope
@@ -39,26 +40,27 @@ MODEL = shlex.split("""
 
 
 def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[int, float]:
-    """Train once; returns the loss of every iteration."""
-    log = out / f"{name}.log"
+    """Train once; returns the loss of every iteration, if --libra-log-file is among the flags."""
+    log, records = out / f"{name}.log", out / f"{name}.jsonl"
+    records.unlink(missing_ok=True)
     words = [*MODEL, "--global-batch-size", str(2 * gpus)]
     words += ["--data-path", str(out / "corpus"), "--data-cache-path", str(out / "cache")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
     command += ["--standalone", "-m", "megatron_libra.run", str(ROOT / "scripts" / script), *words]
     # Megatron wants this variable for context parallelism on GPUs before Blackwell
-    # and its warm-up of torch.compile takes tens of seconds in each of the six trainings
-    environment = {"TORCHDYNAMO_DISABLE": "1"} | os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    environment = EAGER | os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with log.open("w") as file:
         done = subprocess.run(
             [*command, *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
         )
     text = log.read_text()
     if done.returncode:
-        raise SystemExit(f"{name} failed, see {log}:\n{text[-3000:]}")
+        raise SystemExit(f"{name} failed, see {log}:\n{end(text)}")
     for line in text.splitlines():
         if line.startswith("device syncs"):
             print(f"{name}: {line}", flush=True)
-    return {int(i): float(loss) for i, loss in LOSS.findall(text)}
+    lines = records.read_text().splitlines() if records.exists() else []
+    return {(line := json.loads(text))["iteration"]: line["losses"]["lm loss"] for text in lines}
 
 
 def main() -> int:
@@ -66,6 +68,11 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "gpu_out")
     args = parser.parse_args()
+    if args.gpus < 1 or torch.cuda.device_count() < args.gpus:
+        parser.error(
+            f"--gpus ({args.gpus}) must be at least 1 and at most the GPUs that are here "
+            f"({torch.cuda.device_count()}); ./scripts/quickstart.sh compares losses without any."
+        )
     args.out.mkdir(parents=True, exist_ok=True)
     from corpus import build_corpus
 
@@ -75,8 +82,11 @@ def main() -> int:
         common = ["--context-parallel-size", str(cp)]
         ulysses = ["--context-parallel-impl", "ulysses", *common]
         libra = ["--context-parallel-impl", "libra", "--libra-pool-size", str(pool), *common]
-        base = run(f"{layout}-ulysses", args.gpus, ulysses, args.out, "pretrain_gpt.py")
-        ours = run(f"{layout}-libra", args.gpus, libra, args.out, "pretrain_gpt.py")
+        losses = []
+        for name, flags in ((f"{layout}-ulysses", ulysses), (f"{layout}-libra", libra)):
+            logged = [*flags, "--libra-log-file", str(args.out / f"{name}.jsonl")]
+            losses.append(run(name, args.gpus, logged, args.out, "pretrain_gpt.py"))
+        base, ours = losses
         run(f"{layout}-sync", args.gpus, libra, args.out, "gpu/pretrain_no_sync.py")
         if len(base) < 20 or set(base) != set(ours):
             raise SystemExit(f"{layout}: {len(base)} and {len(ours)} losses; see {args.out}")

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(NUM_GPUS < 2, reason=f"needs two CUDA devices, not {NUM_GPUS}"),
 ]
-WORLDS = sorted({2, min(NUM_GPUS, 8)})
+WORLDS = sorted({2, min(max(NUM_GPUS, 2), 8)})
 SMALL, LARGE = Case(), Case(num_layers=8, max_rows=2000, width=512)
 STRESS = Case(num_layers=200, chunks=4, max_rows=50, width=64, seed=3)
 MOST_CYCLES = 2_000_000

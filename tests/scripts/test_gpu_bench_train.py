@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tests.scripts.gpu_scripts import dry_run, on_path
+from tests.scripts.gpu_scripts import GPU, ROOT, dry_run, on_path
 
 FLAGS = ("--nproc-per-node", "--global-batch-size", "--num-attention-heads")
 
@@ -88,6 +91,44 @@ def test_losses_differ_beside_what_ulysses_differs_from_itself():
     assert alone["ulysses_loss_difference"] == "none"
 
 
+def test_megatron_s_second_time_is_the_mean_of_two():
+    """Read in its log at --log-interval 1: 1168, 720 and 237 ms of iterations of 1168, 272, 237."""
+    from bench_runs import each_ms
+
+    assert each_ms([1168.0, 720.0, 237.0]) == [1168.0, 272.0, 237.0]
+    assert each_ms([5.0]) == [5.0] and each_ms([]) == []
+
+
+@pytest.mark.parametrize("script", ["bench_train.py", "bench_scaling.py"])
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (["--gpus", "0"], "--gpus (0) must be at least 1."),
+        (["--context-parallel", "0"], "--context-parallel (0) must be at least 1."),
+        (["--gpus", "2", "--context-parallel", "4"], "--context-parallel (4) must divide the 2"),
+        (["--warmup", "-1"], "--warmup (-1) must be at least 0."),
+        (["--turns", "0"], "--turns (0) must be at least 1."),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_any_work(tmp_path, script, flags, line):
+    command = [sys.executable, str(GPU / script), "--device", "cpu", "--out", str(tmp_path / "new")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"{script}: error: {line}")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_line_that_a_killed_run_left_costs_no_other(tmp_path, capsys):
+    from bench_common import append, read_rows
+
+    file = tmp_path / "scaling.jsonl"
+    file.write_text('{"dp": 1}\n{"dp": 2, "c')
+    append(file, {"dp": 4})
+    assert [row["dp"] for row in read_rows(file)] == [1, 4]
+    assert capsys.readouterr().out == f"{file}, line 2 is not whole: left out\n"
+
+
 def test_flops_and_parameters_of_a_model():
     """By hand: qkv and output 64 x (4 + 2 * 2 + 4) * 16, swiglu 3 x 64 x 128, two vocabularies."""
     from bench_models import MODELS
@@ -136,7 +177,8 @@ def test_sizes_on_the_command_line_replace_a_model_s():
     from bench_train import flags, settle
 
     def model_of(*words: str):
-        return settle(flags("", 1).parse_args(["--gpus", "2", *words]))
+        parser = flags("", 1, turns=1)
+        return settle(parser.parse_args(["--gpus", "2", *words]), parser)
 
     assert model_of() == MODELS["small"]
     given = model_of("--model", "moe", "--layers", "3", "--ffn", "640")
