@@ -189,6 +189,7 @@ def _compute(specs: list[TableSpec], num_processes: int) -> list[Table]:
         def done(*of_its_table: int) -> None:
             step(next(numbers), total)
 
+        step(0, total)  # the bar is there from the start
         return [compute_table(spec, pool, done=done) for spec in specs]
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "one_line",
     "print_block",
     "read_rows",
+    "require_device",
     "run_cases",
     "show",
     "verdict",

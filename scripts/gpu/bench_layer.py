@@ -8,8 +8,8 @@ time    layer through libra_attention over the sum of its bare kernel calls, for
         for layers of about 2, 10 and 40 ms. Accepted: 1.15 at 2 ms, 1.05 from 10 ms on.
         Packs: one long sample; the long tail; the long tail with four head shards; and a worker of
         a pool of 8 in which nothing moves.
-memory  peak of forward and backward above the inputs for save and refetch, and growth over 50
-        iterations. Accepted: no growth.
+memory  peak of forward and backward above the inputs for save and refetch, and growth from the 5th
+        to the 50th layer. Accepted: no growth.
 
 About 190 s on one H200.
 """

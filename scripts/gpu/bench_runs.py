@@ -29,7 +29,7 @@ from bench_work import runtime_of, scaled_rows
 from megatron_libra import AttentionShape, LibraConfig, plan_pool
 from megatron_libra.data.corpora import CORPORA, LongTail
 
-__all__ = ["Run", "RunFailed", "kernel_rate", "write_corpus"]
+__all__ = ["EAGER", "Run", "RunFailed", "each_ms", "end", "kernel_rate", "write_corpus"]
 
 EOD = VOCAB_SIZE - 1
 RECORD = re.compile(
@@ -161,12 +161,13 @@ class Run:
         code = self._execute(folder, log, seconds)
         text = log.read_text(errors="replace")
         found = RECORD.findall(text)
-        if code or len(found) != self.iterations or not telemetry.exists():
+        lines = telemetry.read_text().splitlines() if telemetry.exists() else []
+        records = [json.loads(line) for line in lines]
+        if code or not len(found) == len(records) == self.iterations:
             what = "took too long" if code is None else f"ended with {code}"
             raise RunFailed(
                 f"{self.name} {what} after {len(found)} iterations, {log}:\n{end(text)}"
             )
-        records = [json.loads(line) for line in telemetry.read_text().splitlines()]
         return {
             "elapsed_ms": each_ms([float(ms) for ms in found]),
             "losses": [record["losses"]["lm loss"] for record in records],

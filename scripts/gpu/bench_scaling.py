@@ -174,7 +174,9 @@ def measure(
 
 def main() -> int:
     parser = flags(__doc__, seconds=580, turns=1)
-    parser.add_argument("--layouts", nargs="+", help="DPxCPxPP; by default see above")
+    parser.add_argument(
+        "--layouts", nargs="+", help="DPxCPxPP; by default see above, of --context-parallel"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the lines of earlier calls")
     add_cost_model(parser)
     args = parser.parse_args()

@@ -51,6 +51,10 @@ from megatron_libra.data.corpora import CORPORA
 IMPLEMENTATIONS = ("ulysses", "libra")
 Layout = tuple[int, int, int]
 """Data, context and pipeline parallel size."""
+ONE = ("gpus", "context_parallel", "turns", "seq_length", "microbatches", "iterations", "seconds")
+LEAST = dict.fromkeys((*ONE, "layers", "hidden", "ffn", "block_size", "head_split"), 1)
+LEAST |= {"warmup": 0, "token_pairs": 0}
+"""Of the flags that are sizes."""
 COLUMNS = (
     *("dp", "cp", "pp", "pool", "kernel", "transport", "seq_length", "ulysses_tokens_s"),
     *("libra_tokens_s", "speedup", "bound_time", "bound_flops", "share_time", "share_flops"),
@@ -95,15 +99,7 @@ def settle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Model:
     cannot be."""
     if args.gpus is None:
         args.gpus = torch.cuda.device_count() if args.device == "cuda" else 2
-    sizes = ("gpus", "context_parallel", "turns", "seq_length", "microbatches", "iterations")
-    for name, least in (*((size, 1) for size in sizes), ("warmup", 0)):
-        if getattr(args, name) < least:
-            flag = f"--{name.replace('_', '-')}"
-            parser.error(f"{flag} ({getattr(args, name)}) must be at least {least}.")
-    if args.gpus % args.context_parallel:
-        parser.error(
-            f"--context-parallel ({args.context_parallel}) must divide the {args.gpus} GPUs."
-        )
+    check_sizes(args, parser)
     args.out = args.out.resolve()  # trainings run in the repository's root
     if args.tiny:
         args.seq_length, args.iterations, args.warmup, args.block_size = 512, 2, 1, 64
@@ -112,6 +108,20 @@ def settle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Model:
         args.kernel, args.transport, model = "reference", "gloo", model.tiny
     given = {"num_layers": args.layers, "hidden_size": args.hidden, "ffn_size": args.ffn}
     return replace(model, **{name: size for name, size in given.items() if size is not None})
+
+
+def check_sizes(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Leave with a line where a size is too small or there are fewer GPUs."""
+    for name, least in LEAST.items():
+        size = getattr(args, name)
+        if size is not None and size < least:
+            parser.error(f"--{name.replace('_', '-')} ({size}) must be at least {least}.")
+    if args.device == "cuda" and args.gpus > torch.cuda.device_count():
+        parser.error(f"--gpus ({args.gpus}): here are {torch.cuda.device_count()}.")
+    if args.gpus % args.context_parallel:
+        parser.error(
+            f"--context-parallel ({args.context_parallel}) must divide the {args.gpus} GPUs."
+        )
 
 
 def run_of(

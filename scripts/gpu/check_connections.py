@@ -57,6 +57,7 @@ def main():
         found[f"{value} {way}"] = None if done.returncode else float(done.stdout[:4]) > 0.3
         print(f"{NAME} {value}, started by {way}:", done.stdout.strip() or "FAILED", flush=True)
     print("VERDICT: connections.start", "WORKS" if found == WAITS else f"does NOTHING: {found}")
+    sys.exit(found != WAITS)
 
 
 if __name__ == "__main__":

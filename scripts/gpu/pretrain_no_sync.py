@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 
-PACKAGE = "/megatron_libra/"
-GROWTH = ("/transport/cuda_peers.py", "reserve")
-"""End of the file and name of the function that may wait: CudaPeers.reserve."""
+import megatron_libra
+from megatron_libra.executor.transport import cuda_peers
+
+PACKAGE = Path(megatron_libra.__file__).parent
+GROWTH = (cuda_peers.__file__, cuda_peers.CudaPeers.reserve.__name__)
+"""File and name of the function that may wait."""
 
 
 class SyncWatch:
@@ -44,9 +47,9 @@ class SyncWatch:
             f for f in frames if "/torch/" not in f.filename and "warnings" not in f.filename
         ]
         self.total += 1
-        if any(f.filename.endswith(GROWTH[0]) and f.name == GROWTH[1] for f in outside):
+        if any((f.filename, f.name) == GROWTH for f in outside):
             self.growths[self._iteration()] += 1
-        elif outside and PACKAGE in outside[-1].filename:
+        elif outside and PACKAGE in Path(outside[-1].filename).parents:
             self.ours[f"{outside[-1].filename}:{outside[-1].lineno}"] += 1
 
     def problem(self, train_iters: int) -> str | None:

@@ -6,6 +6,7 @@ A GPT of 4 layers (8 query heads and 2 kv heads of 128) in bfloat16 on the corpu
 packs of 32,768 tokens, two a GPU and step, 20 iterations: once with all GPUs as data parallel
 replicas (one pool of all), once with all as one context parallel group. The largest difference of a
 step's loss must be within 6.5e-4. One more run of each watches for device syncs of libra's own.
+Functions that Megatron gives to torch.compile run eagerly, unless TORCHDYNAMO_DISABLE is set.
 """
 
 from __future__ import annotations
@@ -39,10 +40,18 @@ MODEL = shlex.split("""
 """)
 
 
-def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[int, float]:
-    """Train once; returns the loss of every iteration, if --libra-log-file is among the flags."""
-    log, records = out / f"{name}.log", out / f"{name}.jsonl"
+def losses(name: str, gpus: int, flags: list[str], out: Path) -> dict[int, float]:
+    """Train once; returns the loss of every iteration."""
+    records = out / f"{name}.jsonl"
     records.unlink(missing_ok=True)
+    run(name, gpus, [*flags, "--libra-log-file", str(records)], out, "pretrain_gpt.py")
+    found = map(json.loads, records.read_text().splitlines())
+    return {record["iteration"]: record["losses"]["lm loss"] for record in found}
+
+
+def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> None:
+    """Train once; leaves with the end of the log if that fails."""
+    log = out / f"{name}.log"
     words = [*MODEL, "--global-batch-size", str(2 * gpus)]
     words += ["--data-path", str(out / "corpus"), "--data-cache-path", str(out / "cache")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
@@ -59,8 +68,6 @@ def run(name: str, gpus: int, flags: list[str], out: Path, script: str) -> dict[
     for line in text.splitlines():
         if line.startswith("device syncs"):
             print(f"{name}: {line}", flush=True)
-    lines = records.read_text().splitlines() if records.exists() else []
-    return {(line := json.loads(text))["iteration"]: line["losses"]["lm loss"] for text in lines}
 
 
 def main() -> int:
@@ -82,11 +89,8 @@ def main() -> int:
         common = ["--context-parallel-size", str(cp)]
         ulysses = ["--context-parallel-impl", "ulysses", *common]
         libra = ["--context-parallel-impl", "libra", "--libra-pool-size", str(pool), *common]
-        losses = []
-        for name, flags in ((f"{layout}-ulysses", ulysses), (f"{layout}-libra", libra)):
-            logged = [*flags, "--libra-log-file", str(args.out / f"{name}.jsonl")]
-            losses.append(run(name, args.gpus, logged, args.out, "pretrain_gpt.py"))
-        base, ours = losses
+        base = losses(f"{layout}-ulysses", args.gpus, ulysses, args.out)
+        ours = losses(f"{layout}-libra", args.gpus, libra, args.out)
         run(f"{layout}-sync", args.gpus, libra, args.out, "gpu/pretrain_no_sync.py")
         if len(base) < 20 or set(base) != set(ours):
             raise SystemExit(f"{layout}: {len(base)} and {len(ours)} losses; see {args.out}")

@@ -44,6 +44,17 @@ def test_a_document_may_hold_any_text(libra, docs, tmp_path):
     assert text.startswith("# \u00b5s\n\n<!-- table targets docs -->") and "| floor |" in text
 
 
+def test_a_log_says_how_many_rows_are_planned(libra, docs, monkeypatch):
+    monkeypatch.setattr("megatron_libra.cli.progress.QUIET_S", 0.0)
+    run = libra("bench", "plans", "--table", "planners", "--lengths", docs, *SMALL)
+    lines = run.err.splitlines()
+    assert run.code == 0 and lines[0].startswith("planning: 1 of ")
+    numbers = [int(line.split()[1]) for line in lines]
+    total = int(lines[0].split()[3].rstrip(","))
+    assert numbers == sorted(set(numbers)) and numbers[-1] < total
+    assert run.out.count("\n| ") >= total  # Markdown, a line for each row
+
+
 @pytest.mark.parametrize("content", [b"# \xb5s\n", b"\xff\xfe"])
 def test_a_document_that_is_no_text_is_named(libra, nothing_begins, write, content):
     path = write(content, "results.md")

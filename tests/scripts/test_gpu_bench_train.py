@@ -99,24 +99,38 @@ def test_megatron_s_second_time_is_the_mean_of_two():
     assert each_ms([5.0]) == [5.0] and each_ms([]) == []
 
 
-@pytest.mark.parametrize("script", ["bench_train.py", "bench_scaling.py"])
 @pytest.mark.parametrize(
-    "flags, line",
+    "flag, size, line",
     [
-        (["--gpus", "0"], "--gpus (0) must be at least 1."),
-        (["--context-parallel", "0"], "--context-parallel (0) must be at least 1."),
-        (["--gpus", "2", "--context-parallel", "4"], "--context-parallel (4) must divide the 2"),
-        (["--warmup", "-1"], "--warmup (-1) must be at least 0."),
-        (["--turns", "0"], "--turns (0) must be at least 1."),
+        ("--gpus", "0", "--gpus (0) must be at least 1."),
+        ("--context-parallel", "0", "--context-parallel (0) must be at least 1."),
+        ("--context-parallel", "4", "--context-parallel (4) must divide the 2 GPUs."),
+        ("--warmup", "-1", "--warmup (-1) must be at least 0."),
+        ("--turns", "0", "--turns (0) must be at least 1."),
+        ("--layers", "0", "--layers (0) must be at least 1."),
+        ("--seconds", "-1", "--seconds (-1.0) must be at least 1."),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_before_any_work(tmp_path, script, flags, line):
-    command = [sys.executable, str(GPU / script), "--device", "cpu", "--out", str(tmp_path / "new")]
+def test_sizes_that_cannot_be_are_refused(capsys, flag, size, line):
+    from bench_train import flags, settle
+
+    parser = flags("", 1, turns=1)
+    args = parser.parse_args(["--device", "cpu", "--gpus", "2", flag, size])
+    with pytest.raises(SystemExit, match="2"):
+        settle(args, parser)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {line}")
+
+
+@pytest.mark.parametrize("script", ["bench_train.py", "bench_scaling.py"])
+def test_nothing_is_begun_with_such_a_size(tmp_path, script):
+    out = tmp_path / "new"
+    command = [sys.executable, str(GPU / script), "--device", "cpu", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"{script}: error: {line}")
-    assert not (tmp_path / "new").exists()
+    done = subprocess.run(
+        [*command, "--gpus", "0"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2 and "--gpus (0) must be at least 1." in done.stderr
+    assert not out.exists()
 
 
 def test_a_line_that_a_killed_run_left_costs_no_other(tmp_path, capsys):
@@ -172,9 +186,11 @@ def test_the_default_s_attention_is_most_of_the_work():
     assert attention / (attention + 65536 * MODELS["small"].dense_flops) > 0.6
 
 
-def test_sizes_on_the_command_line_replace_a_model_s():
+def test_sizes_on_the_command_line_replace_a_model_s(monkeypatch):
     from bench_models import MODELS
     from bench_train import flags, settle
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
 
     def model_of(*words: str):
         parser = flags("", 1, turns=1)

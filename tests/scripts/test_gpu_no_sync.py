@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from megatron_libra.executor import attention
+from megatron_libra.executor.transport import cuda_peers
 from tests.scripts.gpu_scripts import on_path
 
 MESSAGE = "called a synchronizing CUDA operation"
-PEERS = "/site/megatron_libra/executor/transport/cuda_peers.py"
+PEERS = cuda_peers.__file__
+ATTENTION = attention.__file__
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +27,22 @@ def warn_from(watch, filename: str, function: str, message: str = MESSAGE) -> No
     scope[function](watch.show, message)
 
 
-def watch_at(iterations: list[int]):
-    """A watch to which training is at the first of the iterations, then at the next, ..."""
+def watch_at(now: list[int]):
+    """A watch of a training that has done now[0] iterations."""
     from pretrain_no_sync import SyncWatch
 
-    return SyncWatch(lambda: iterations[0])
+    return SyncWatch(lambda: now[0])
 
 
 def test_waits_are_counted_by_who_waits():
     watch = watch_at([0])
-    warn_from(watch, "/site/megatron/training/training.py", "train")
-    warn_from(watch, "/site/megatron_libra/executor/attention.py", "forward")
-    warn_from(watch, "/site/megatron_libra/executor/attention.py", "forward", "another warning")
-    assert watch.total == 2
-    assert watch.ours == {"/site/megatron_libra/executor/attention.py:1": 1}
+    project = Path(ATTENTION).parents[2]
+    warn_from(watch, f"{project}/.venv/lib/site-packages/megatron/training/training.py", "train")
+    warn_from(watch, "/home/me/megatron_libra/scripts/pretrain_gpt.py", "loss")
+    warn_from(watch, ATTENTION, "forward")
+    warn_from(watch, ATTENTION, "forward", "another warning")
+    assert watch.total == 3
+    assert watch.ours == {f"{ATTENTION}:1": 1}
     assert "attention.py" in watch.problem(train_iters=20)
 
 
