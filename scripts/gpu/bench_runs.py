@@ -162,12 +162,12 @@ class Run:
         text = log.read_text(errors="replace")
         found = RECORD.findall(text)
         lines = telemetry.read_text().splitlines() if telemetry.exists() else []
-        records = [json.loads(line) for line in lines]
-        if code or not len(found) == len(records) == self.iterations:
+        if code or not len(found) == len(lines) == self.iterations:
             what = "took too long" if code is None else f"ended with {code}"
             raise RunFailed(
                 f"{self.name} {what} after {len(found)} iterations, {log}:\n{end(text)}"
             )
+        records = [json.loads(line) for line in lines]
         return {
             "elapsed_ms": each_ms([float(ms) for ms in found]),
             "losses": [record["losses"]["lm loss"] for record in records],
