@@ -87,8 +87,8 @@ class Job:
 
     @classmethod
     def of(cls, name: str, args: argparse.Namespace, num_workers: int) -> Job:
-        """Makes the folder; leaves the process if the device is not there."""
-        require_device(args.device)
+        """Makes the folder; leaves the process if there is no device for each worker."""
+        require_device(args.device, num_workers)
         args.out.mkdir(parents=True, exist_ok=True)
         deadline = time.time() + args.seconds
         return cls(name, args.out, args.device, num_workers, deadline, args.case_seconds)
@@ -270,10 +270,15 @@ def one_line(record: Mapping[str, Any], columns: Sequence[str]) -> str:
     return " | ".join(f"{name} {_cell(record[name])}" for name in columns if name in record)
 
 
-def require_device(device: str) -> None:
-    """Leave with a line where the device is not there."""
+def require_device(device: str, num_workers: int = 1) -> None:
+    """Leave with a line where there is no device for each worker."""
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: no CUDA device here; --device cpu --tiny makes a dry run of a benchmark.")
+    if device == "cuda" and num_workers > torch.cuda.device_count():
+        sys.exit(
+            f"error: {num_workers} workers need as many GPUs, here are "
+            f"{torch.cuda.device_count()}; leave the number out, or --device cpu --tiny."
+        )
 
 
 def verdict(value: float, *, at_most: float | None = None, at_least: float | None = None) -> str:

@@ -204,7 +204,10 @@ class Run:
 def each_ms(logged: list[float]) -> list[float]:
     """Times of the iterations. Megatron's second line is the mean of the first two iterations: the
     first line, which comes whatever --log-interval is, does not begin a new mean."""
-    return [*logged[:1], *(2 * second - logged[0] for second in logged[1:2]), *logged[2:]]
+    times = list(logged)
+    if len(times) > 1:
+        times[1] = 2 * logged[1] - logged[0]
+    return times
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

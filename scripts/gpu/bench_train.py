@@ -51,9 +51,11 @@ from megatron_libra.data.corpora import CORPORA
 IMPLEMENTATIONS = ("ulysses", "libra")
 Layout = tuple[int, int, int]
 """Data, context and pipeline parallel size."""
-ONE = ("gpus", "context_parallel", "turns", "seq_length", "microbatches", "iterations", "seconds")
-LEAST = dict.fromkeys((*ONE, "layers", "hidden", "ffn", "block_size", "head_split"), 1)
-LEAST |= {"warmup": 0, "token_pairs": 0}
+AT_LEAST_ONE = (
+    *("gpus", "context_parallel", "turns", "seq_length", "microbatches", "iterations", "seconds"),
+    *("layers", "hidden", "ffn", "block_size", "head_split"),
+)
+LEAST = dict.fromkeys(AT_LEAST_ONE, 1) | {"warmup": 0, "token_pairs": 0}
 """Of the flags that are sizes."""
 COLUMNS = (
     *("dp", "cp", "pp", "pool", "kernel", "transport", "seq_length", "ulysses_tokens_s"),
@@ -111,13 +113,11 @@ def settle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Model:
 
 
 def check_sizes(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Leave with a line where a size is too small or there are fewer GPUs."""
+    """Leave with a line where a size is too small, or CP does not divide the GPUs."""
     for name, least in LEAST.items():
         size = getattr(args, name)
         if size is not None and size < least:
             parser.error(f"--{name.replace('_', '-')} ({size}) must be at least {least}.")
-    if args.device == "cuda" and args.gpus > torch.cuda.device_count():
-        parser.error(f"--gpus ({args.gpus}): here are {torch.cuda.device_count()}.")
     if args.gpus % args.context_parallel:
         parser.error(
             f"--context-parallel ({args.context_parallel}) must divide the {args.gpus} GPUs."

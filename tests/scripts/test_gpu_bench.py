@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -260,6 +261,18 @@ def run(body, cases, out, num_workers=2, failures=0):
     job = Job("test", out, "cpu", num_workers, time.time() + 60, case_seconds=8)
     assert run_cases(body, cases, job, line=nothing) == failures
     return [json.loads(line) for line in job.path.read_text().splitlines()]
+
+
+def test_more_workers_than_gpus_are_refused_before_any_work(tmp_path, monkeypatch):
+    from bench_common import Job
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    args = SimpleNamespace(device="cuda", out=tmp_path / "new", seconds=1.0, case_seconds=1.0)
+    with pytest.raises(SystemExit, match="error: 4 workers need as many GPUs, here are 2; "):
+        Job.of("straggler", args, 4)
+    assert not args.out.exists()
+    assert Job.of("straggler", args, 2).num_workers == 2
 
 
 def test_no_case_is_begun_when_the_time_is_over(tmp_path, capsys):

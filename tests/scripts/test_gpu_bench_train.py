@@ -186,11 +186,9 @@ def test_the_default_s_attention_is_most_of_the_work():
     assert attention / (attention + 65536 * MODELS["small"].dense_flops) > 0.6
 
 
-def test_sizes_on_the_command_line_replace_a_model_s(monkeypatch):
+def test_sizes_on_the_command_line_replace_a_model_s():
     from bench_models import MODELS
     from bench_train import flags, settle
-
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
 
     def model_of(*words: str):
         parser = flags("", 1, turns=1)
